@@ -1,0 +1,235 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/sluicehq/sluice/bucket"
+)
+
+const (
+	maxBatch = 1000
+)
+
+// batch is a compiled batch: what is asked, and the decisions, of which those on what can never fit are made.
+type batch struct {
+	asks      []bucket.Ask
+	index     []int // of each ask in decisions
+	decisions []Decision
+	together  bool
+}
+
+func (p *Policy) compileBatch(asks []Ask, together bool, now time.Time) (batch, error) {
+	most := maxBatch
+	if together {
+		most = bucket.MaxGroup
+	}
+	if len(asks) == 0 || len(asks) > most {
+		return batch{}, &FieldError{Field: "items", Message: "must hold 1 to " + strconv.Itoa(most) + " asks"}
+	}
+	b := batch{decisions: make([]Decision, len(asks)), together: together}
+	never := -1
+	for i := range asks {
+		q, limit, err := p.compile(&asks[i])
+		var wrong *FieldError
+		if errors.As(err, &wrong) {
+			return batch{}, &FieldError{Field: "items[" + strconv.Itoa(i) + "]." + wrong.Field, Message: wrong.Message}
+		}
+		if err != nil {
+			return batch{}, err
+		}
+		if together && asks[i].DryRun != asks[0].DryRun {
+			return batch{}, &FieldError{
+				Field: "items[" + strconv.Itoa(i) + "].dry_run", Message: "must be the same for all items of an all-or-nothing batch",
+			}
+		}
+		if limit != "" {
+			b.decisions[i] = p.neverFits(q.Set, limit, now)
+			if never < 0 {
+				never = i
+			}
+			continue
+		}
+		b.asks, b.index = append(b.asks, q), append(b.index, i)
+	}
+	if together && never >= 0 {
+		for _, i := range b.index {
+			b.decisions[i] = p.decision(&b.asks[slices.Index(b.index, i)], &bucket.Answer{Outcome: bucket.Aborted, Now: now, BlockedBy: -1})
+		}
+		b.asks, b.index = nil, nil
+	}
+	return b, nil
+}
+
+// compileGrant turns an operation on a grant of the tenant and class into what the limits are asked.
+func (p *Policy) compileGrant(id, tenant, class string, op GrantOp) (bucket.Ask, error) {
+	set, err := p.Set(tenant, class)
+	if err != nil {
+		// The class was removed since; its grants are counted where the default's are.
+		if set, err = p.Set(tenant, DefaultClass); err != nil {
+			return bucket.Ask{}, err
+		}
+	}
+	q := bucket.Ask{Set: set, Tenant: tenant, Class: class, ID: id}
+	switch op.Verb {
+	case GrantSettle:
+		q.Verb = bucket.Settle
+		if len(op.Costs) == 0 {
+			return q, &FieldError{Field: "cost", Message: "is missing; say what it really cost, per unit where there are several"}
+		}
+		if q.Costs, err = p.costs(set, "cost", op.Costs, -1); err != nil {
+			return q, err
+		}
+	case GrantRelease:
+		q.Verb = bucket.Release
+	case GrantExtend:
+		if op.Hold <= 0 {
+			return q, &FieldError{Field: "hold", Message: "must be a duration above 0, such as 30s; a longer one than the limit's max_hold is cut to it"}
+		}
+		q.Verb, q.MaxWait = bucket.Extend, op.Hold
+	case GrantCancel:
+		q.Verb = bucket.Cancel
+	default:
+		return q, &FieldError{Field: "verb", Message: "must be settle, release, extend or cancel"}
+	}
+	return q, nil
+}
+
+// settlement tells what came of a verb on a grant.
+func (g *Gate) settlement(q *bucket.Ask, ans *bucket.Answer) (Settlement, error) {
+	s := Settlement{ID: q.ID, Now: ans.Now, Replayed: ans.Replayed, ExpiresAt: ans.ExpiresAt}
+	switch {
+	case ans.Outcome == bucket.Unknown:
+		return s, ErrUnknownGrant
+	case ans.Outcome == bucket.TooLate && q.Verb == bucket.Cancel:
+		return s, ErrNotCancellable
+	case ans.Outcome == bucket.TooLate && q.Verb == bucket.Release:
+		// It had ended by itself: what the caller wants is so. It freed nothing, and that its work took longer than it may
+		// hold is worth a number.
+		g.metrics.Repaired("late_release", 1)
+		s.Late = true
+	case ans.Outcome == bucket.TooLate:
+		return s, ErrGrantEnded
+	}
+	if q.Verb == bucket.Settle {
+		s.Returned = map[string]int64{}
+		for i, unit := range q.Set.Units() {
+			if i < len(ans.Taken) && q.Costs[i] >= 0 {
+				s.Returned[unit] = ans.Taken[i]
+			}
+		}
+	}
+	return s, nil
+}
+
+// Dependencies lists what this process and Redis know, by name.
+func (g *Gate) Dependencies(ctx context.Context) ([]Summary, error) {
+	names := map[string]bool{}
+	g.mu.RLock()
+	for name := range g.entries {
+		names[name] = true
+	}
+	g.mu.RUnlock()
+	if g.health.Allow() {
+		stored, err := g.policies.Names(ctx)
+		g.health.Report(err)
+		for _, name := range stored {
+			names[name] = true
+		}
+	}
+	list := make([]Summary, 0, len(names))
+	for name := range names {
+		e, err := g.entry(ctx, name)
+		if err != nil {
+			// One policy that cannot be read does not hide the others.
+			g.log.Warn("policy not readable", "dependency", name, "error", err.Error())
+			continue
+		}
+		list = append(list, e.policy.Load().summary())
+	}
+	slices.SortFunc(list, func(a, b Summary) int {
+		if a.Name < b.Name {
+			return -1
+		}
+		return 1
+	})
+	return list, nil
+}
+
+func (p *Policy) summary() Summary {
+	return Summary{Name: p.name, Description: p.Description(), Version: p.version, Owners: p.Owners()}
+}
+
+// Dependency is one dependency as it stands. While the store does not answer, its policy without states.
+func (g *Gate) Dependency(ctx context.Context, name string) (Overview, error) {
+	e, err := g.entry(ctx, name)
+	if err != nil {
+		return Overview{}, err
+	}
+	for round := 1; ; round++ {
+		p := e.policy.Load()
+		o := Overview{
+			Summary: p.summary(), Now: g.store.Now(), Classes: p.Classes(), Limits: p.Limits(), StoreMode: g.mode(p),
+		}
+		if !g.health.Allow() {
+			return o, nil
+		}
+		shared := p.shared()
+		ans, err := e.limiter.Do(ctx, bucket.Ask{Set: shared, Verb: bucket.View}, p.StoreTimeout())
+		g.report(err)
+		switch {
+		case err == nil:
+			o.Now = ans.Now
+			for i, st := range ans.Limits {
+				o.States = append(o.States, LimitState{Limit: shared.Limits()[i], Remaining: st.Remaining, Reset: st.Reset})
+			}
+			return o, nil
+		case errors.Is(err, bucket.ErrUnavailable):
+			o.StoreMode = string(p.OnFailure())
+			return o, nil
+		case round == maxRounds || !policyMoved(err):
+			return Overview{}, err
+		}
+		if err := g.follow(ctx, e, p, err); err != nil {
+			return Overview{}, err
+		}
+	}
+}
+
+// shared is the set of all limits that count for the whole dependency, whatever class they are confined to.
+func (p *Policy) shared() *bucket.Set {
+	var limits []*bucket.Limit
+	for _, l := range p.Limits() {
+		if l.Per == bucket.PerDependency {
+			all := *l
+			all.Classes = nil
+			limits = append(limits, &all)
+		}
+	}
+	return bucket.NewSet(p.version, limits, DefaultClass)
+}
+
+// Ready says in words what is not ready: the store, or a policy that is not in it.
+func (g *Gate) Ready(ctx context.Context) []string {
+	var not []string
+	if g.health.Degraded() && !g.health.Allow() {
+		return []string{"the store does not answer in time"}
+	}
+	err := g.Check(ctx)
+	g.health.Report(err)
+	if err != nil {
+		not = append(not, err.Error())
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for _, e := range g.entries {
+		if e.policy.Load().version == 0 {
+			not = append(not, "the policy of "+e.name+" is not installed yet")
+		}
+	}
+	slices.Sort(not)
+	return not
+}

@@ -1,0 +1,314 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/sluicehq/sluice/bucket"
+)
+
+// Recorder is told what the gate does, for metrics.
+type Recorder interface {
+	// StoreCall is one script call.
+	StoreCall(op string, took time.Duration)
+	// StoreMode is how the dependency's asks are answered from now on: "redis", or its failure mode.
+	StoreMode(dependency, mode string)
+	// Policy is a policy version that has come into force here.
+	Policy(dependency string, version int64, classes []string, limits []*bucket.Limit)
+	// ScriptLoaded is a script that had to be sent as source.
+	ScriptLoaded()
+	// Repaired is something that had to be put right: a policy that Redis had lost, a release after the grant's end.
+	Repaired(what string, n int)
+}
+
+// storeRedis is the mode in which Redis decides.
+const storeRedis = "redis"
+
+// GateConfig is what a Gate needs. Client and Logger are required; the caller keeps ownership of both.
+type GateConfig struct {
+	Client  redis.UniversalClient
+	Logger  *slog.Logger
+	Metrics Recorder // nil: nobody is told
+	// Clock replaces the Lua source of the scripts' time; tests move a clock by it.
+	Clock string
+}
+
+// Gate answers asks against policies that all its replicas share in Redis. It is safe for concurrent use.
+type Gate struct {
+	log      *slog.Logger
+	metrics  Recorder
+	client   redis.UniversalClient
+	store    *bucket.Store
+	policies *Store
+	health   *bucket.Health
+
+	mu      sync.RWMutex
+	entries map[string]*entry
+	missing map[string]time.Time // names that Redis did not know, and until when that is believed
+
+	background sync.WaitGroup
+	stop       context.CancelFunc
+	running    context.Context //nolint:containedctx // ends the background work at Close
+}
+
+// NewGate returns a Gate that knows no policies but those that Redis holds. Close it.
+func NewGate(c GateConfig) *Gate {
+	g := &Gate{
+		log: c.Logger, metrics: c.Metrics, client: c.Client, policies: NewStore(c.Client),
+		entries: map[string]*entry{}, missing: map[string]time.Time{},
+	}
+	if g.metrics == nil {
+		g.metrics = deaf{}
+	}
+	var loads int64
+	g.store = bucket.NewStore(c.Client, bucket.StoreOptions{
+		Clock: c.Clock,
+		Observe: func(op string, took time.Duration, _ error) {
+			g.metrics.StoreCall(op, took)
+			if n := g.store.Loads(); n > loads {
+				loads = n
+				g.metrics.ScriptLoaded()
+			}
+		},
+	})
+	g.health = bucket.NewHealth(time.Now, g.modeChanged)
+	g.running, g.stop = context.WithCancel(context.Background())
+	return g
+}
+
+// Close ends what runs in the background and waits for asks under way.
+func (g *Gate) Close() {
+	g.stop()
+	g.background.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, e := range g.entries {
+		e.limiter.Close()
+	}
+}
+
+// modeChanged is called once per change of the store's health.
+func (g *Gate) modeChanged(degraded bool) {
+	if degraded {
+		g.log.Error("the store does not answer in time; asks are answered by each policy's store.on_failure")
+	} else {
+		g.log.Info("the store answers again")
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for _, e := range g.entries {
+		g.metrics.StoreMode(e.name, g.mode(e.policy.Load()))
+	}
+}
+
+// mode is how the policy's asks are answered now.
+func (g *Gate) mode(p *Policy) string {
+	if p != nil && g.health.Degraded() {
+		return string(p.OnFailure())
+	}
+	return storeRedis
+}
+
+// maxRounds is how often an ask is put to Redis at most: once, and again after the policy that it was compiled from was
+// found to be another, or gone.
+const maxRounds = 3
+
+// Admit answers one ask. Errors: *FieldError, ErrUnknownDependency, bucket.ErrOverloaded, bucket.ErrClosed; and
+// bucket.ErrUnavailable where the store is in trouble and what was asked for cannot be answered without it. A plain ask is
+// answered by the policy's store.on_failure then, within its store.timeout.
+func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, error) {
+	e, err := g.entry(ctx, dependency)
+	if err != nil {
+		return Decision{}, err
+	}
+	for round := 1; ; round++ {
+		p := e.policy.Load()
+		q, never, err := p.compile(&a)
+		if err != nil {
+			return Decision{}, err
+		}
+		if never != "" {
+			return p.neverFits(q.Set, never, g.store.Now()), nil
+		}
+		if !g.health.Allow() {
+			return g.withoutStore(p, q, bucket.ErrUnavailable)
+		}
+		ans, err := e.limiter.Do(ctx, q, p.StoreTimeout())
+		g.report(err)
+		switch {
+		case err == nil:
+			return p.decision(&q, &ans), nil
+		case errors.Is(err, bucket.ErrUnavailable):
+			return g.withoutStore(p, q, err)
+		case round == maxRounds || !policyMoved(err):
+			return Decision{}, err
+		}
+		if err := g.follow(ctx, e, p, err); err != nil {
+			if errors.Is(err, bucket.ErrUnavailable) {
+				return g.withoutStore(p, q, err)
+			}
+			return Decision{}, err
+		}
+	}
+}
+
+// AdmitBatch answers 1 to 1,000 asks in their order, each on its own or, with allOrNothing, 1 to 64 together or not at
+// all. Errors are as those of Admit; with one, nothing of an all-or-nothing batch was taken, and what others took is given
+// back where it can be.
+func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, allOrNothing bool) ([]Decision, error) {
+	e, err := g.entry(ctx, dependency)
+	if err != nil {
+		return nil, err
+	}
+	for round := 1; ; round++ {
+		p := e.policy.Load()
+		b, err := p.compileBatch(asks, allOrNothing, g.store.Now())
+		if err != nil {
+			return nil, err
+		}
+		if len(b.asks) == 0 {
+			return b.decisions, nil
+		}
+		if !g.health.Allow() {
+			return g.batchWithoutStore(p, b, bucket.ErrUnavailable)
+		}
+		var answers []bucket.Answer
+		if allOrNothing {
+			answers, err = e.limiter.DoAll(ctx, b.asks, p.StoreTimeout())
+		} else {
+			answers, err = e.limiter.DoEach(ctx, b.asks, p.StoreTimeout())
+		}
+		g.report(err)
+		for i := range answers {
+			b.decisions[b.index[i]] = p.decision(&b.asks[i], &answers[i])
+		}
+		switch {
+		case err == nil:
+			return b.decisions, nil
+		case errors.Is(err, bucket.ErrUnavailable):
+			b.asks, b.index = b.asks[len(answers):], b.index[len(answers):]
+			return g.batchWithoutStore(p, b, err)
+		case round == maxRounds || !policyMoved(err) || len(answers) > 0:
+			return nil, err
+		}
+		if err := g.follow(ctx, e, p, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// Grant settles, releases, extends or cancels what an admitted ask holds. Errors: *FieldError, ErrUnknownDependency,
+// ErrUnknownGrant, ErrNotCancellable, ErrGrantEnded, bucket.ErrUnavailable, bucket.ErrOverloaded.
+func (g *Gate) Grant(ctx context.Context, dependency, id string, op GrantOp) (Settlement, error) {
+	e, err := g.entry(ctx, dependency)
+	if err != nil {
+		return Settlement{}, err
+	}
+	if !validID(id) {
+		return Settlement{}, ErrUnknownGrant
+	}
+	if !g.health.Allow() {
+		return Settlement{}, bucket.ErrUnavailable
+	}
+	tenant, class, err := g.holder(ctx, e, id)
+	g.report(err)
+	if err != nil {
+		return Settlement{}, err
+	}
+	for round := 1; ; round++ {
+		p := e.policy.Load()
+		q, err := p.compileGrant(id, tenant, class, op)
+		if err != nil {
+			return Settlement{}, err
+		}
+		ans, err := e.limiter.Do(ctx, q, 0)
+		g.report(err)
+		switch {
+		case err == nil:
+			return g.settlement(&q, &ans)
+		case round == maxRounds || !policyMoved(err):
+			return Settlement{}, err
+		}
+		if err := g.follow(ctx, e, p, err); err != nil {
+			return Settlement{}, err
+		}
+	}
+}
+
+// holder reads whose the grant is.
+func (g *Gate) holder(ctx context.Context, e *entry, id string) (tenant, class string, err error) {
+	tenant, class, err = g.store.Holder(ctx, e.name, id)
+	if errors.Is(err, bucket.ErrNoGrant) {
+		return "", "", ErrUnknownGrant
+	}
+	return tenant, class, err
+}
+
+// report tells the store's health what came of an ask. A policy that moved and a grant that is gone are answers too.
+func (g *Gate) report(err error) {
+	if policyMoved(err) || errors.Is(err, ErrUnknownGrant) {
+		err = nil
+	}
+	g.health.Report(err)
+}
+
+func policyMoved(err error) bool {
+	var changed *bucket.ChangedError
+	return errors.Is(err, bucket.ErrNoPolicy) || errors.As(err, &changed)
+}
+
+// withoutStore answers a plain ask by the policy's failure mode.
+func (g *Gate) withoutStore(p *Policy, q bucket.Ask, cause error) (Decision, error) {
+	if q.Verb != bucket.Take || q.DryRun {
+		return Decision{}, fmt.Errorf("%w: only plain asks are answered without it", cause)
+	}
+	d := Decision{
+		Source: SourceLocal, StoreMode: string(p.OnFailure()), PolicyVersion: p.version, Now: g.store.Now(),
+	}
+	if p.OnFailure() == FailOpen {
+		d.Outcome, d.ID = OutcomeAdmitted, q.ID
+		d.Detail = "The store did not answer in time and the policy admits without it (store.on_failure: open)."
+		return d, nil
+	}
+	d.Outcome, d.Reason, d.RetryAfter = OutcomeRejected, ReasonStoreUnavailable, backSoon()
+	d.Detail = "The store did not answer in time and the policy refuses without it (store.on_failure: closed)."
+	return d, nil
+}
+
+func (g *Gate) batchWithoutStore(p *Policy, b batch, cause error) ([]Decision, error) {
+	if b.together && p.OnFailure() != FailOpen {
+		return nil, cause
+	}
+	for i := range b.asks {
+		d, err := g.withoutStore(p, b.asks[i], cause)
+		if err != nil {
+			return nil, err
+		}
+		b.decisions[b.index[i]] = d
+	}
+	return b.decisions, nil
+}
+
+// backSoon is a second and jitter: when to try a store that is away.
+func backSoon() time.Duration {
+	return time.Second + time.Duration(rand.Int64N(int64(time.Second)))
+}
+
+// deaf is the Recorder of a gate without one.
+type deaf struct{}
+
+func (deaf) StoreCall(string, time.Duration)                 {}
+func (deaf) StoreMode(string, string)                        {}
+func (deaf) Policy(string, int64, []string, []*bucket.Limit) {}
+func (deaf) ScriptLoaded()                                   {}
+func (deaf) Repaired(string, int)                            {}
+
+// Check is a *bucket.EvictionError where Redis may drop keys, which it must not, and bucket.ErrUnavailable while it is away.
+func (g *Gate) Check(ctx context.Context) error { return g.store.CheckEviction(ctx) }

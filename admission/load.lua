@@ -1,0 +1,10 @@
+-- load reads the policy in force.
+--
+-- KEYS[1]  sluice:{d}:policy
+-- KEYS[2]  sluice:{d}:meta
+-- returns  nil without a policy, else {version, document}; the document is false where it was lost
+local v = redis.call('HGET', KEYS[2], 'v')
+if not v then
+  return false
+end
+return {v, redis.call('HGET', KEYS[1], v)}

@@ -1,0 +1,188 @@
+package bucket
+
+import "time"
+
+// Kind says how a limit counts.
+type Kind string
+
+// The kinds of limits.
+const (
+	// TokenBucket allows Size at once and Refill over time.
+	TokenBucket Kind = "token_bucket"
+	// Concurrency allows Size grants at the same time, each for at most Hold.
+	Concurrency Kind = "concurrency"
+	// Quota allows Size per calendar window.
+	Quota Kind = "quota"
+	// SlidingWindow allows Size per Window, counted by two adjacent counters of which the older one is weighted.
+	SlidingWindow Kind = "sliding_window"
+	// SlidingLog allows Size per Window exactly: it keeps the instant of every charge.
+	SlidingLog Kind = "sliding_log"
+)
+
+// Per says of whom a limit keeps a count each.
+type Per string
+
+// The scopes of a limit.
+const (
+	PerDependency  Per = "dependency"
+	PerTenant      Per = "tenant"
+	PerClass       Per = "class"
+	PerTenantClass Per = "tenant_class"
+)
+
+// OnExceeded says what a limit does to an ask that may wait.
+type OnExceeded string
+
+// What happens to an ask that may wait and does not fit.
+const (
+	// Wait lets it wait until it fits.
+	Wait OnExceeded = "queue"
+	// Reject refuses it at once.
+	Reject OnExceeded = "reject"
+)
+
+// Requests is the unit that an ask costs 1 of unless it says otherwise.
+const Requests = "requests"
+
+// Bounds of what a limit can hold; the state is computed in float64, which is exact to 2^53.
+const (
+	// MaxCredits bounds Size x Refill.P of a token bucket, and Size x milliseconds of a sliding window.
+	MaxCredits = int64(1) << 52
+	// MaxSize bounds the size of every limit, and every cost.
+	MaxSize = int64(1) << 40
+	// MaxLog bounds the size of a sliding log, which keeps every charge.
+	MaxLog = 1000
+	// MaxAhead is how far ahead a slot may lie.
+	MaxAhead = time.Minute
+)
+
+// Limit is one limit with the parameters that are in force for some tenants: the policy's, or those of a plan or of an
+// override. It is not changed after it was given away.
+type Limit struct {
+	Name    string   // unique in the policy, [a-z0-9][a-z0-9._-]{0,62}
+	Kind    Kind     //
+	Per     Per      // default PerDependency
+	Classes []string // confines it to these classes; empty: all
+	Unit    string   // the unit of cost it counts, default Requests; a Concurrency counts asks and has none
+	Shadow  bool     // counts and reports, never refuses
+
+	// OnExceeded is Wait by default for token buckets and concurrency, Reject for the windows.
+	OnExceeded OnExceeded
+
+	Size    int64         // capacity, max or limit: what fits at once; at least 1
+	Refill  Rate          // TokenBucket
+	Initial int64         // TokenBucket: its level when it is installed first, 0 to Size
+	Debt    bool          // TokenBucket: a cost over Size fits an untouched bucket and is paid off afterwards
+	Hold    time.Duration // Concurrency: a grant ends by itself after this time
+	Every   Calendar      // Quota
+	Window  time.Duration // SlidingWindow, SlidingLog; whole milliseconds
+}
+
+// AppliesTo reports whether the limit counts asks of the class.
+func (l *Limit) AppliesTo(class string) bool {
+	if len(l.Classes) == 0 {
+		return true
+	}
+	for _, c := range l.Classes {
+		if c == class {
+			return true
+		}
+	}
+	return false
+}
+
+// ofTenant reports whether the limit's state is kept with the tenant.
+func (l *Limit) ofTenant() bool { return l.Per == PerTenant || l.Per == PerTenantClass }
+
+// field names the limit's state in the hash that holds it.
+func (l *Limit) field(class string) string {
+	if l.Per == PerClass || l.Per == PerTenantClass {
+		return l.Name + "/" + class
+	}
+	return l.Name
+}
+
+// spacing is the time in which the limit yields one unit in the long run: what losers of a crowd are spread by.
+func (l *Limit) spacing() Rate {
+	switch l.Kind {
+	case TokenBucket:
+		return l.Refill
+	case Concurrency:
+		return reduced(l.Size, l.Hold.Microseconds())
+	case Quota:
+		return reduced(l.Size, l.Every.length().Microseconds())
+	case SlidingWindow, SlidingLog:
+		return reduced(l.Size, l.Window.Microseconds())
+	}
+	return Rate{N: 1, P: 1}
+}
+
+// Set is the limits that apply to one class of the tenants that share their parameters, in the policy's order. Admission
+// compiles it once per policy version and shares it between asks; the limiter groups asks by it.
+type Set struct {
+	version int64
+	limits  []*Limit
+	fields  []string
+	units   []string // the units the limits count, Requests first where it occurs
+	unit    []int    // limit -> index into units, -1 for Concurrency
+	anchor  anchor
+	ends    bool // some limit keeps ends, which are named by the ask's id
+	tenants bool // some limit's state is kept with the tenant
+}
+
+// anchor says whose last slot a new slot may not precede: the dependency's, or where no bucket is dependency-wide, the
+// tenant's.
+type anchor int
+
+const (
+	anchorNone anchor = iota // no token bucket: slots are not ordered
+	anchorDependency
+	anchorTenant
+)
+
+// NewSet compiles the limits of a policy version that apply to the class.
+func NewSet(version int64, limits []*Limit, class string) *Set {
+	s := &Set{version: version}
+	for _, l := range limits {
+		if !l.AppliesTo(class) {
+			continue
+		}
+		u := -1
+		if l.Kind != Concurrency {
+			u = s.unitIndex(l.Unit)
+		}
+		s.limits = append(s.limits, l)
+		s.fields = append(s.fields, l.field(class))
+		s.unit = append(s.unit, u)
+		s.ends = s.ends || l.Kind == Concurrency || l.Kind == SlidingLog
+		s.tenants = s.tenants || l.ofTenant()
+		if l.Kind == TokenBucket {
+			switch {
+			case !l.ofTenant():
+				s.anchor = anchorDependency
+			case s.anchor == anchorNone:
+				s.anchor = anchorTenant
+			}
+		}
+	}
+	return s
+}
+
+func (s *Set) unitIndex(unit string) int {
+	for i, u := range s.units {
+		if u == unit {
+			return i
+		}
+	}
+	s.units = append(s.units, unit)
+	return len(s.units) - 1
+}
+
+// Version is the policy version that the set was compiled from.
+func (s *Set) Version() int64 { return s.version }
+
+// Limits lists the limits in the policy's order. The slice is shared: do not change it.
+func (s *Set) Limits() []*Limit { return s.limits }
+
+// Units lists the units that the limits count.
+func (s *Set) Units() []string { return s.units }

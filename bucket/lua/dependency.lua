@@ -1,0 +1,77 @@
+-- Prelude 2, the dependency: exact numbers, its own clock, its births, and the list of what will be written.
+--
+-- KEYS[1] is always the dependency's meta hash:
+--   v          version of the policy in force; only the install script writes it
+--   clk        "<offset_us> <seen_us>": the dependency's time is TIME + offset, and never before seen
+--   last       the last slot given, where some token bucket counts for the whole dependency
+--   b:<limit>  "<born_us> <level>": when a token bucket was installed, and with how many tokens
+--
+-- All stored times are the dependency's own, so a TIME that steps back shifts nothing: the offset grows instead.
+-- Calendar windows alone are kept in TIME.
+local floor, max, min = math.floor, math.max, math.min
+
+-- TOP is 2^53: up to it a Lua number is an exact integer. Nothing is stored beyond it.
+local TOP = 9007199254740992
+
+-- SPREAD_MAX is how far beyond the instant at which an ask fits the losers of a crowd are spread.
+local SPREAD_MAX = 60000000
+
+-- str writes an exact integer; tostring and .. would keep 14 digits only.
+local function str(x)
+  return string.format('%.0f', x)
+end
+
+-- ceil_div is exact for 0 <= a <= TOP although a / b is rounded.
+local function ceil_div(a, b)
+  local q = floor(a / b)
+  if q * b < a then
+    return q + 1
+  end
+  return q
+end
+
+local meta = KEYS[1]
+local real = redis_time()
+local now, offset, clock_moved
+
+-- open reads version and clock of the dependency; it returns the version, or nil where there is no policy.
+local function open()
+  local m = redis.call('HMGET', meta, 'v', 'clk')
+  local off, seen = 0, 0
+  if m[2] then
+    local a, b = string.match(m[2], '^(%d+) (%d+)$')
+    off, seen = tonumber(a), tonumber(b)
+  end
+  now = real + off
+  if now < seen then
+    off = off + (seen - now)
+    now = seen
+  end
+  offset = off
+  return m[1] and tonumber(m[1])
+end
+
+local births = {}
+
+-- birth returns when the bucket of that name was installed and with how many tokens. Without a record, which is a meta
+-- hash that lost a field, it is born empty now.
+local function birth(name)
+  local b = births[name]
+  if not b then
+    local raw = redis.call('HGET', meta, 'b:' .. name)
+    b = {now, 0}
+    if raw then
+      local at, level = string.match(raw, '^(%d+) (%d+)$')
+      b = {tonumber(at), tonumber(level)}
+    end
+    births[name] = b
+  end
+  return b[1], b[2]
+end
+
+-- touch lets the key live for at least ms more, and never shortens its life. GT does nothing to a key that has no end.
+local function touch(key, ms)
+  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then
+    redis.call('PEXPIRE', key, ms, 'NX')
+  end
+end

@@ -1,0 +1,243 @@
+package bucket
+
+import "time"
+
+// keepGrant is how long a grant is remembered beyond its last use.
+const keepGrant = int64(60_000_000)
+
+func micros(us int64) time.Duration {
+	if us < 0 || us > int64(Forever/time.Microsecond) {
+		return Forever
+	}
+	return time.Duration(us) * time.Microsecond
+}
+
+func (m *Model) time() time.Time { return time.UnixMicro(m.clock.real) }
+
+// leave records what an admitted ask leaves behind, and answers.
+func (m *Model) leave(a *Ask, f *failure, hit []int) Answer {
+	now := m.clock.now
+	g := &grant{
+		state: 'h', at: f.at, finish: -1, by: -1, reserved: a.Verb == Reserve, class: a.Class, tenant: a.Tenant,
+	}
+	for _, i := range hit {
+		l := a.Set.limits[i]
+		g.charges = append(g.charges, charged{a.Set.key(i, a.Tenant), f.cost(a.Set, i)})
+		if l.Kind != Concurrency || l.Shadow {
+			continue
+		}
+		if e := f.at + l.Hold.Microseconds(); g.finish < 0 || e < g.finish {
+			g.finish = e
+		}
+	}
+	ans := Answer{
+		Now: m.time(), BlockedBy: -1, ID: a.ID, Limits: m.views(f.all, f.waits), Taken: f.taken, StartIn: micros(f.at - now),
+		slot: f.at,
+	}
+	if g.finish >= 0 {
+		ans.ExpiresAt = ans.Now.Add(micros(g.finish - now))
+	}
+	if a.SettleWithin > 0 {
+		g.by = f.at + a.SettleWithin.Microseconds()
+		ans.SettleBy = ans.Now.Add(micros(g.by - now))
+	}
+	if a.DryRun {
+		return ans
+	}
+	if g.finish >= 0 || g.by >= 0 || g.reserved {
+		m.put(a.ID, g)
+	}
+	if a.Key != "" {
+		if m.undone != nil {
+			if _, seen := m.undone.answers[a.Key]; !seen {
+				var old *remembered
+				if r, ok := m.answers[a.Key]; ok {
+					old = &r
+				}
+				m.undone.answers[a.Key] = old
+			}
+		}
+		kept := ans
+		m.dirty = true
+		m.answers[a.Key] = remembered{
+			fingerprint: a.Fingerprint, until: now + a.KeyTTL.Milliseconds()*1000, answer: &kept,
+		}
+	}
+	return ans
+}
+
+func (m *Model) put(id string, g *grant) {
+	if m.undone != nil {
+		if _, seen := m.undone.grants[id]; !seen {
+			m.undone.grants[id] = m.grants[id]
+		}
+	}
+	m.dirty = true
+	g.until = max(g.finish, g.by, g.at, m.clock.now) + keepGrant
+	m.grants[id] = g
+}
+
+// verb carries out what an ask wants of a grant.
+func (m *Model) verb(a *Ask) Answer {
+	ans := Answer{Now: m.time(), BlockedBy: -1, ID: a.ID}
+	if a.Verb == Undo {
+		m.undoTake(a)
+		return ans
+	}
+	g := m.grants[a.ID]
+	if g == nil || m.clock.now > g.until {
+		ans.Outcome = Unknown
+		return ans
+	}
+	switch a.Verb {
+	case Settle:
+		m.settle(a, g, &ans)
+	case Release:
+		m.release(a, g, &ans)
+	case Extend:
+		m.extend(a, g, &ans)
+	case Cancel:
+		m.cancel(a, g, &ans)
+	case Take, Reserve, View, Undo:
+	}
+	return ans
+}
+
+// each calls f with the limit's index, its state and the charge of what the grant holds on limits that still exist.
+func (m *Model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
+	all := m.all(a)
+	for _, c := range g.charges {
+		for i := range all {
+			if a.Set.key(i, a.Tenant) == c.key {
+				f(i, all[i], c)
+			}
+		}
+	}
+}
+
+func (m *Model) free(a *Ask, g *grant) bool {
+	live := false
+	m.each(a, g, func(i int, st counter, c charged) {
+		if a.Set.limits[i].Kind == Concurrency {
+			m.changes(c.key)
+			live = st.(*ends).release(a.ID) || live //nolint:forcetypeassert // a Concurrency's counter is ends
+		}
+	})
+	return live
+}
+
+func (m *Model) settle(a *Ask, g *grant, ans *Answer) {
+	now := m.clock.now
+	if g.state == 's' {
+		ans.Replayed, ans.Taken = true, make([]int64, len(a.Set.units))
+		copy(ans.Taken, g.diffs)
+		return
+	}
+	if g.state == 'c' || g.by < 0 || now > g.by {
+		ans.Outcome = TooLate
+		return
+	}
+	diffs := make([]int64, len(a.Set.units))
+	m.each(a, g, func(i int, st counter, c charged) {
+		u := a.Set.unit[i]
+		if u < 0 || a.Costs[u] < 0 {
+			return
+		}
+		d := c.amount - a.Costs[u]
+		diffs[u] = d
+		if d != 0 {
+			m.changes(c.key)
+		}
+		switch {
+		case d > 0:
+			st.give(g.at, c.amount, d, a.ID)
+		case d < 0:
+			at := now
+			if a.Set.limits[i].Kind == Quota {
+				at = g.at
+			}
+			st.take(at, -d, a.ID+"+")
+		}
+	})
+	m.free(a, g)
+	g.state, g.diffs = 's', diffs
+	m.put(a.ID, g)
+	ans.Taken = diffs
+}
+
+func (m *Model) release(a *Ask, g *grant, ans *Answer) {
+	if g.state != 'h' {
+		ans.Replayed = true
+		return
+	}
+	live := m.free(a, g)
+	g.state = 'l'
+	m.put(a.ID, g)
+	if g.finish >= 0 && !live {
+		ans.Outcome = TooLate
+	}
+}
+
+func (m *Model) extend(a *Ask, g *grant, ans *Answer) {
+	finish := int64(-1)
+	if g.state == 'h' {
+		m.each(a, g, func(i int, st counter, c charged) {
+			if a.Set.limits[i].Kind != Concurrency {
+				return
+			}
+			m.changes(c.key)
+			e, live := st.(*ends).extend(a.ID, m.clock.now+a.MaxWait.Microseconds()) //nolint:forcetypeassert // as in free
+			if live && (finish < 0 || e < finish) {
+				finish = e
+			}
+		})
+	}
+	if finish < 0 {
+		ans.Outcome = TooLate
+		return
+	}
+	g.finish = finish
+	m.put(a.ID, g)
+	ans.ExpiresAt = ans.Now.Add(micros(finish - m.clock.now))
+}
+
+func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
+	if g.state == 'c' {
+		ans.Replayed = true
+		return
+	}
+	if g.state != 'h' || !g.reserved || g.at <= m.clock.now {
+		ans.Outcome = TooLate
+		return
+	}
+	tail := int64(0)
+	m.each(a, g, func(_ int, st counter, c charged) {
+		m.changes(c.key)
+		st.give(g.at, c.amount, c.amount, a.ID)
+		if b, ok := st.(*tokens); ok && len(b.promises) > 0 {
+			tail = max(tail, b.promises[len(b.promises)-1].slot)
+		}
+	})
+	if who, ordered := m.anchor(a); ordered && m.lasts[who] == g.at {
+		m.lasts[who] = tail
+	}
+	g.state = 'c'
+	m.put(a.ID, g)
+}
+
+// undoTake gives back what a Take took whose caller never learned of it: Costs is what was taken, slot when.
+func (m *Model) undoTake(a *Ask) {
+	all := m.all(a)
+	for i, l := range a.Set.limits {
+		c := int64(1)
+		if u := a.Set.unit[i]; u >= 0 {
+			c = a.Costs[u]
+		}
+		if c > 0 && !l.Shadow {
+			m.changes(a.Set.key(i, a.Tenant))
+			all[i].give(a.slot, c, c, a.ID)
+		}
+	}
+	delete(m.grants, a.ID)
+	m.dirty = true
+}

@@ -1,0 +1,122 @@
+package bucket
+
+import "slices"
+
+// undo is what was before an all-or-nothing group or a dry run.
+type undo struct {
+	states  map[stateKey]loaded
+	lasts   map[holder]int64
+	grants  map[string]*grant
+	answers map[string]*remembered
+}
+
+// changes is called before a state changes.
+func (m *Model) changes(k stateKey) {
+	m.dirty = true
+	st := m.loaded[k]
+	if m.undone != nil {
+		if _, seen := m.undone.states[k]; !seen {
+			m.undone.states[k] = loaded{st.clone(), st.dirty}
+		}
+	}
+	st.dirty = true
+}
+
+// trial runs f and takes back what it did unless it returns true.
+func (m *Model) trial(f func() bool) {
+	u := &undo{states: map[stateKey]loaded{}, lasts: map[holder]int64{}, grants: map[string]*grant{}, answers: map[string]*remembered{}}
+	for k, v := range m.lasts {
+		u.lasts[k] = v
+	}
+	m.undone = u
+	dirty := m.dirty
+	keep := f()
+	m.undone = nil
+	if keep {
+		return
+	}
+	m.dirty = dirty
+	for k, st := range u.states {
+		m.loaded[k] = &st
+	}
+	m.lasts = u.lasts
+	for id, g := range u.grants {
+		if g == nil {
+			delete(m.grants, id)
+		}
+	}
+	for k, r := range u.answers {
+		if r == nil {
+			delete(m.answers, k)
+		} else {
+			m.answers[k] = *r
+		}
+	}
+}
+
+// group admits all asks or none.
+func (m *Model) group(asks []Ask) reply {
+	answers := make([]Answer, len(asks))
+	failed := -1
+	var f *failure
+	m.trial(func() bool {
+		for i := range asks {
+			answers[i], f = m.try(&asks[i])
+			if f != nil || answers[i].Outcome == Mismatch {
+				failed = i
+				return false
+			}
+		}
+		return !asks[0].DryRun
+	})
+	if failed < 0 {
+		return reply{answers}
+	}
+	for i := range answers {
+		if i != failed {
+			answers[i] = Answer{Outcome: Aborted, Now: m.time(), BlockedBy: -1}
+		}
+	}
+	if f == nil {
+		return reply{answers}
+	}
+	totals := map[stateKey]int64{}
+	states := map[stateKey]counter{}
+	var keys []stateKey
+	for i := range asks {
+		a := &asks[i]
+		for j, l := range a.Set.limits {
+			c := int64(1)
+			if u := a.Set.unit[j]; u >= 0 {
+				c = a.floor(u)
+			}
+			if c == 0 || l.Shadow {
+				continue
+			}
+			k := a.Set.key(j, a.Tenant)
+			if totals[k] == 0 {
+				keys = append(keys, k)
+				states[k] = m.at(a.Set, j, a.Tenant)
+			}
+			totals[k] += c
+		}
+	}
+	var list []counter
+	var costs []int64
+	for _, k := range keys {
+		list, costs = append(list, states[k]), append(costs, totals[k])
+	}
+	a := &asks[failed]
+	waits := make([]int64, len(a.Set.limits))
+	all := m.all(a)
+	for j, l := range a.Set.limits {
+		if c := totals[a.Set.key(j, a.Tenant)]; c > 0 && !l.Shadow {
+			waits[j] = all[j].first(m.clock.now, c)
+			if waits[j] >= 0 {
+				waits[j] -= m.clock.now
+			}
+		}
+	}
+	answers[failed], _ = m.refuse(a, all, waits, f.taken, m.joint(list, costs, m.clock.now, 1000), 0)
+	return reply{slices.Clip(answers)}
+}

@@ -1,0 +1,285 @@
+package bucket
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// ErrNoPolicy means that Redis holds no policy of the dependency: install one and ask again. Nothing was decided.
+var ErrNoPolicy = errors.New("no policy installed")
+
+// errStale means that the windows of a quota that a call carried do not hold the time of Redis.
+var errStale = errors.New("stale window")
+
+// ChangedError means that another policy version is in force than the asks were compiled from. Nothing was decided.
+type ChangedError struct{ Version int64 }
+
+func (e *ChangedError) Error() string {
+	return "policy changed to version " + strconv.FormatInt(e.Version, 10)
+}
+
+//go:embed lua/clock.lua
+var luaClock string
+
+//go:embed lua/dependency.lua
+var luaDependency string
+
+//go:embed lua/call.lua
+var luaCall string
+
+//go:embed lua/one.lua
+var luaOne string
+
+//go:embed lua/short_state.lua
+var luaShortState string
+
+//go:embed lua/short.lua
+var luaShort string
+
+//go:embed lua/token.lua
+var luaToken string
+
+//go:embed lua/window.lua
+var luaWindow string
+
+//go:embed lua/slots.lua
+var luaSlots string
+
+//go:embed lua/limits.lua
+var luaLimits string
+
+//go:embed lua/decide.lua
+var luaDecide string
+
+//go:embed lua/ask.lua
+var luaAsk string
+
+//go:embed lua/verbs.lua
+var luaVerbs string
+
+//go:embed lua/items.lua
+var luaItems string
+
+// ClockPrelude is the shipped source of the scripts' time, which knows Redis TIME only. A script of another package that
+// needs the dependency's time puts it, or what StoreOptions.Clock replaces it by, before DependencyPrelude.
+func ClockPrelude() string { return luaClock }
+
+// DependencyPrelude is the part of the scripts that reads a dependency's version and clock.
+func DependencyPrelude() string { return luaDependency }
+
+// StoreOptions are a Store's settings; the zero value is what production uses.
+type StoreOptions struct {
+	// Observe, if set, is told of every script call: how long it took and how it ended.
+	Observe func(op string, took time.Duration, err error)
+	// Clock, if set, replaces the Lua source of the time. Tests move a clock by it.
+	Clock string
+	// MaxPending bounds how many asks of one dependency wait in this process; 0: 16384. More are ErrOverloaded.
+	MaxPending int
+}
+
+// Store is one process's way to the limits in one Redis. The caller keeps ownership of the client.
+type Store struct {
+	client redis.UniversalClient
+	decide *Script
+	opts   StoreOptions
+	id     string // of this process's remembered replies
+
+	clock redisClock
+}
+
+// NewStore returns a Store on the client, whose commands may time out late: callers do not wait for them.
+func NewStore(client redis.UniversalClient, opts StoreOptions) *Store {
+	clock := opts.Clock
+	if clock == "" {
+		clock = luaClock
+	}
+	return &Store{
+		client: client,
+		decide: NewScript("decide", clock, luaDependency, luaCall, luaOne, luaShortState, luaShort, luaToken, luaWindow, luaSlots,
+			luaLimits, luaDecide, luaAsk, luaVerbs, luaItems),
+		opts: opts,
+		id:   strings.ToLower(rand.Text()[:20]),
+	}
+}
+
+// Loads counts how often Redis had to be sent the script's source.
+func (s *Store) Loads() int64 { return s.decide.Loads() }
+
+// Now is this process's estimate of the Redis clock. Before the first call it is the host's.
+func (s *Store) Now() time.Time { return s.clock.now() }
+
+// redisClock estimates TIME from the last reply and this process's monotonic clock.
+type redisClock struct {
+	last atomic.Pointer[clockReading]
+}
+
+type clockReading struct {
+	redis time.Time
+	local time.Time // with its monotonic reading
+}
+
+func (c *redisClock) now() time.Time {
+	r := c.last.Load()
+	if r == nil {
+		return time.Now()
+	}
+	return r.redis.Add(time.Since(r.local))
+}
+
+func (c *redisClock) observe(t time.Time) {
+	c.last.Store(&clockReading{redis: t, local: time.Now()})
+}
+
+// Limiter asks the limits of one dependency. It is safe for concurrent use; concurrent asks share script calls.
+type Limiter struct {
+	store  *Store
+	prefix string
+	calls  *Coalescer[*call, reply]
+
+	singles sync.Pool // of *call with one ask
+
+	// The coalescer makes one call at a time.
+	encoder *encoder
+	number  uint64 // of the last repeatable call
+	reply   string
+}
+
+// Limiter returns a way to the dependency's limits. Close it when it is no longer used.
+func (s *Store) Limiter(dependency string) *Limiter {
+	l := &Limiter{store: s, prefix: Prefix(dependency), encoder: newEncoder(Prefix(dependency))}
+	l.reply = l.prefix + "reply:" + s.id + strings.ToLower(rand.Text()[:8])
+	l.calls = NewCoalescer(CoalescerConfig[*call, reply]{
+		Exec:       l.exec,
+		Lane:       func(c *call) string { return c.asks[0].Tenant },
+		Size:       (*call).size,
+		Together:   func(first, c *call) bool { return first.asks[0].Set.version == c.asks[0].Set.version },
+		Left:       undoLeft,
+		MaxPending: s.opts.MaxPending,
+	})
+	return l
+}
+
+// Close refuses further asks and waits for those under way.
+func (l *Limiter) Close() { l.calls.Close() }
+
+// Do asks once. within bounds how long the caller waits for the answer, 0: as long as ctx. After ErrTimeout, or when ctx
+// ends, what may have been taken is given back by the next call, unless the ask Stands or has a Key.
+//
+// Errors: ErrUnavailable (ErrTimeout among them), ErrOverloaded, ErrClosed, ErrNoPolicy, *ChangedError, ctx's own.
+func (l *Limiter) Do(ctx context.Context, a Ask, within time.Duration) (Answer, error) {
+	c, ok := l.singles.Get().(*call)
+	if !ok {
+		c = &call{}
+	}
+	c.setOne(a)
+	r, err := l.calls.Do(ctx, c, within)
+	if err != nil {
+		return Answer{}, err // the batch may still hold on to c
+	}
+	*c = call{}
+	l.singles.Put(c)
+	return r.answers[0], nil
+}
+
+// DoAll admits all asks or none; there are at most MaxGroup, all Take or Reserve of one policy version, and all or none a
+// DryRun. The answers of the others are Aborted where one is refused.
+func (l *Limiter) DoAll(ctx context.Context, asks []Ask, within time.Duration) ([]Answer, error) {
+	if len(asks) == 0 {
+		return nil, nil
+	}
+	if len(asks) > MaxGroup {
+		return nil, fmt.Errorf("bucket: %d asks succeed together, at most %d do", len(asks), MaxGroup)
+	}
+	r, err := l.calls.Do(ctx, &call{asks: asks, group: true}, within)
+	return r.answers, err
+}
+
+// DoEach asks each on its own, in order, in as few calls as may be. Where a call fails, the answers before it are returned
+// with the error.
+func (l *Limiter) DoEach(ctx context.Context, asks []Ask, within time.Duration) ([]Answer, error) {
+	answers := make([]Answer, 0, len(asks))
+	for len(asks) > 0 {
+		n := min(len(asks), maxEach)
+		r, err := l.calls.Do(ctx, &call{asks: asks[:n]}, within)
+		if err != nil {
+			return answers, err
+		}
+		answers = append(answers, r.answers...)
+		asks = asks[n:]
+	}
+	return answers, nil
+}
+
+const (
+	// MaxGroup is how many asks may succeed together.
+	MaxGroup = 64
+	// maxEach is how many independent asks go out as one piece.
+	maxEach = 64
+)
+
+// exec sends one batch. A call that changed nothing is repeated; one that may have run is, once, if its reply is kept.
+func (l *Limiter) exec(batch []*call) ([]reply, error) {
+	number, replyKey := "", ""
+	if !plainBatch(batch) {
+		l.number++
+		number, replyKey = strconv.FormatUint(l.number, 10), l.reply
+	}
+	now := l.store.Now()
+	for try := 0; ; try++ {
+		replies, at, err := l.send(batch, number, replyKey, now)
+		switch {
+		case err == nil:
+			return replies, nil
+		case try >= 2:
+			return nil, err
+		case errors.Is(err, errStale):
+			now = at
+		case errors.Is(err, ErrUnavailable) && try == 0 && (number != "" || errors.Is(err, ErrNotRun)):
+		default:
+			return nil, err
+		}
+	}
+}
+
+func (l *Limiter) send(batch []*call, number, replyKey string, now time.Time) ([]reply, time.Time, error) {
+	keys, args := l.encoder.encode(now, batch[0].asks[0].Set.version, batch, number, replyKey)
+	begin := time.Now()
+	// Callers leave when their time is up; the command is left to finish, because a deadline of milliseconds would drop
+	// and re-dial connections whenever Redis is merely slow.
+	raw, err := l.store.decide.Run(context.Background(), l.store.client, keys, args)
+	if l.store.opts.Observe != nil {
+		l.store.opts.Observe("decide", time.Since(begin), err)
+	}
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	replies, at, err := decode(raw, batch)
+	if !at.IsZero() {
+		l.store.clock.observe(at)
+	}
+	return replies, at, err
+}
+
+func plainBatch(batch []*call) bool {
+	for _, c := range batch {
+		if c.group {
+			return false
+		}
+		for i := range c.asks {
+			if a := &c.asks[i]; !a.plain() && a.Verb != View {
+				return false
+			}
+		}
+	}
+	return true
+}
