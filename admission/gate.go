@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -67,13 +68,14 @@ func NewGate(c GateConfig) *Gate {
 	if g.metrics == nil {
 		g.metrics = deaf{}
 	}
-	var loads int64
+	var loads atomic.Int64
 	g.store = bucket.NewStore(c.Client, bucket.StoreOptions{
 		Clock: c.Clock,
 		Observe: func(op string, took time.Duration, _ error) {
 			g.metrics.StoreCall(op, took)
-			if n := g.store.Loads(); n > loads {
-				loads = n
+			// Calls of several dependencies end at the same time: each counts the loads since the count before it.
+			for n := g.store.Loads() - loads.Load(); n > 0; n-- {
+				loads.Add(1)
 				g.metrics.ScriptLoaded()
 			}
 		},

@@ -13,7 +13,7 @@ type tokens struct {
 	n, p     int64 // the refill in force
 	at       int64
 	used     int64
-	full     int64
+	lows     []low // the oldest first
 	next     int64
 	promises []promise
 	bounds   []int64 // the level that may stand before each promise
@@ -59,7 +59,7 @@ func (b *tokens) advance(c *clock, l *Limit) {
 	if !b.stored {
 		b.stored = true
 		b.used = decay(max(0, l.Size-b.level)*p, n, c.now-b.born)
-		b.full, b.next, b.promises = c.now, 0, nil
+		b.lows, b.next, b.promises = []low{{at: c.now}}, 0, nil
 		b.n, b.p, b.at = n, p, c.now
 		b.bound()
 		return
@@ -70,6 +70,7 @@ func (b *tokens) advance(c *clock, l *Limit) {
 		pace, unit = b.n, b.p
 	} else {
 		b.used = convert(b.used, b.p, p)
+		b.lowsIn(b.p, p)
 	}
 	var ahead []promise
 	for _, x := range b.promises {
@@ -80,21 +81,52 @@ func (b *tokens) advance(c *clock, l *Limit) {
 		}
 		b.used = decay(b.used, pace, x.slot-at)
 		at = max(at, x.slot)
-		if b.used == 0 {
-			b.full = x.slot
-		}
+		b.push(x.slot)
 		b.used = min(top, b.used+cost)
 	}
 	b.used = convert(decay(b.used, pace, c.now-at), unit, p)
+	b.lowsIn(unit, p)
 	b.promises = ahead
 	if b.used == 0 {
-		b.full = c.now
+		b.lows = []low{{at: c.now}}
 		if len(ahead) == 0 {
 			b.next = 0
 		}
 	}
 	b.n, b.p, b.at = n, p, c.now
 	b.bound()
+}
+
+// low is how far used had fallen before a charge at that time, in credits. Levels rise towards the newest.
+type low struct{ at, level int64 }
+
+const maxLows = 8
+
+// push notes the level before a charge.
+func (b *tokens) push(at int64) {
+	k := len(b.lows)
+	for k > 0 && b.lows[k-1].at != at && b.lows[k-1].level >= b.used {
+		k--
+	}
+	b.lows = b.lows[:k]
+	if k > 0 && b.lows[k-1].at == at {
+		return
+	}
+	b.lows = append(b.lows, low{at, b.used})
+	if len(b.lows) > maxLows {
+		b.lows[1].level = b.lows[0].level
+		b.lows = slices.Delete(b.lows, 0, 1)
+	}
+}
+
+func (b *tokens) lowsIn(p0, p int64) {
+	if p0 == p {
+		return
+	}
+	for i, x := range b.lows {
+		v := math.Floor(float64(x.level)/float64(p0))*float64(p) + math.Floor(float64(x.level%p0)*float64(p)/float64(p0))
+		b.lows[i].level = int64(math.Min(float64(top), v))
+	}
 }
 
 func (b *tokens) bound() {
@@ -169,6 +201,7 @@ func (b *tokens) first(from, cost int64) int64 {
 func (b *tokens) take(at, cost int64, _ string) {
 	c := cost * b.p
 	if at <= b.now {
+		b.push(b.now)
 		b.used = min(top, b.used+c)
 		return
 	}
@@ -183,9 +216,16 @@ func (b *tokens) take(at, cost int64, _ string) {
 func (b *tokens) give(at, _, cost int64, _ string) {
 	c := cost * b.p
 	if at <= b.now {
-		if at >= b.full {
-			b.used = max(0, b.used-c)
+		for i := range b.lows {
+			if b.lows[i].at > at {
+				c = min(c, b.lows[i].level)
+				for j := i; j < len(b.lows); j++ {
+					b.lows[j].level -= c
+				}
+				break
+			}
 		}
+		b.used = max(0, b.used-c)
 		return
 	}
 	for i := range b.promises {
@@ -218,6 +258,6 @@ func (b *tokens) spread() *int64 { return &b.next }
 
 func (b *tokens) clone() counter {
 	c := *b
-	c.promises, c.bounds = slices.Clone(b.promises), slices.Clone(b.bounds)
+	c.promises, c.bounds, c.lows = slices.Clone(b.promises), slices.Clone(b.bounds), slices.Clone(b.lows)
 	return &c
 }

@@ -136,6 +136,41 @@ func TestP1Pace(t *testing.T) {
 	})
 }
 
+// TestP1RefundBehindALaterCharge: what a charge left behind was used up by a later one, so it is not given back again.
+// Capped at what is used alone, as the plain rule has it, three would start at once on a capacity of two.
+func TestP1RefundBehindALaterCharge(t *testing.T) {
+	t.Parallel()
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		w := newWorld(t, client, redistest.Name(t), tokenLimit(2, "1/s"))
+		defer w.close()
+		a := w.of("", 2)
+		w.move(1_000_000)
+		require.Equal(t, Admitted, w.of("", 1).Outcome)
+		require.Equal(t, Admitted, w.ask(Ask{Set: w.set("default"), Verb: Settle, ID: a.ID, Costs: []int64{0}}).Outcome)
+		require.Equal(t, Refused, w.of("", 2).Outcome)
+		require.Equal(t, Admitted, w.of("", 1).Outcome)
+	})
+}
+
+// TestSettleGivesBackAllAtOnce: an estimate that is settled before others charge is given back whole, however full the
+// bucket is.
+func TestSettleGivesBackAllAtOnce(t *testing.T) {
+	t.Parallel()
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		w := newWorld(t, client, redistest.Name(t), tokenLimit(100, "1/min"))
+		defer w.close()
+		require.Equal(t, Admitted, w.of("", 1).Outcome)
+		w.move(1_000_000)
+		a := w.of("", 50)
+		require.Equal(t, Admitted, w.of("", 20).Outcome)
+		s := Ask{Set: w.set("default"), Verb: Settle, ID: a.ID, Costs: []int64{12}}
+		require.Equal(t, []int64{38}, w.ask(s).Taken)
+		require.Equal(t, int64(100-1-12-20), w.view("default", "")[0].Remaining)
+		require.True(t, w.ask(s).Replayed)
+		require.Equal(t, int64(100-1-12-20), w.view("default", "")[0].Remaining)
+	})
+}
+
 // TestP1PaceCheckerCatches is the negative control of the checker.
 func TestP1PaceCheckerCatches(t *testing.T) {
 	t.Parallel()

@@ -75,3 +75,32 @@ local function touch(key, ms)
     redis.call('PEXPIRE', key, ms, 'NX')
   end
 end
+
+-- lows_push notes the level of a token bucket before a charge (token.lua). Levels that it undercuts go, so they rise
+-- towards the newest. At most eight are kept: then the two oldest become one, with the later time and the lower level,
+-- which gives back less, never more.
+local function lows_push(lows, t, level)
+  local text = str(t)
+  while lows ~= '' do
+    local time, low, rest = string.match(lows, '^(%d+):(%d+),?(.*)$')
+    if time == text then
+      return lows
+    end
+    if tonumber(low) < level then
+      break
+    end
+    lows = rest
+  end
+  if lows == '' then
+    return text .. ':' .. str(level)
+  end
+  lows = text .. ':' .. str(level) .. ',' .. lows
+  -- Nine take at least 170 characters.
+  if #lows >= 170 then
+    local _, commas = string.gsub(lows, ',', '')
+    if commas >= 8 then
+      lows = string.gsub(lows, ',(%d+):%d+,%d+:(%d+)$', ',%1:%2')
+    end
+  end
+  return lows
+end

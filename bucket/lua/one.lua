@@ -6,7 +6,7 @@ if number == '' and #ARGV == 31 and ARGV[5] == '1' and ARGV[6] == '1' and ARGV[7
   ARGV[20] == '1' and ARGV[22] == '1' and ARGV[25] == '1' and ARGV[27] == '0' and ARGV[28] == 'r' then
   local raw = redis.call('HGET', KEYS[2], ARGV[8])
   if raw then
-    local a, b, n0, p0, full, next_at = string.match(raw, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
+    local a, b, n0, p0, lows, next_at = string.match(raw, '^(%d+) (%d+) (%d+) (%d+) (%S+) (%d+)$')
     if n0 == ARGV[16] and p0 == ARGV[17] then
       local used, dt, n, p, count = tonumber(a), now - b, tonumber(n0), tonumber(p0), tonumber(ARGV[29])
       if used > 0 and dt > 0 then
@@ -14,7 +14,7 @@ if number == '' and #ARGV == 31 and ARGV[5] == '1' and ARGV[6] == '1' and ARGV[7
       end
       local now_text = str(now)
       if used == 0 then
-        full, next_at = now_text, '0'
+        lows, next_at = now_text .. ':0', '0'
       end
       local cost, room = ARGV[26] * p, ARGV[12] * p - used
       if cost > 0 and cost <= ARGV[12] * p then
@@ -28,8 +28,11 @@ if number == '' and #ARGV == 31 and ARGV[5] == '1' and ARGV[6] == '1' and ARGV[7
           out[9], out[10], out[11], out[12], out[13] = fit, back, step, 0, wait
           next_at = str(now + min(back + (count - m) * step, most))
         end
+        if m > 0 then
+          lows = lows_push(lows, now, used)
+        end
         redis.call('HSET', KEYS[2], ARGV[8],
-          str(used + m * cost) .. ' ' .. now_text .. ' ' .. n0 .. ' ' .. p0 .. ' ' .. full .. ' ' .. next_at)
+          str(used + m * cost) .. ' ' .. now_text .. ' ' .. n0 .. ' ' .. p0 .. ' ' .. lows .. ' ' .. next_at)
         redis.call('HSET', meta, 'clk', str(offset) .. ' ' .. now_text)
         return out
       end

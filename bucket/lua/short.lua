@@ -55,6 +55,9 @@ local function short_charge(sh, m)
   for j = 1, sh.count do
     if m > 0 and sh.costs[j] > 0 then
       local i = short_now[j]
+      if row_bucket[sh.rows[j]] then
+        short_lows[i] = lows_push(short_lows[i], now, short_used[i])
+      end
       short_used[i], short_dirty[i] = short_used[i] + m * sh.costs[j] * row_unit[sh.rows[j]], true
     end
   end

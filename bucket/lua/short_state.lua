@@ -52,23 +52,23 @@ local function short_rows()
   return p
 end
 
--- States by number, in the order in which they were loaded. full and next remain the text that was stored, because they
--- seldom change; of a quota full is the text between what is counted and next.
+-- States by number, in the order in which they were loaded. lows and next remain the text that was stored; of a quota
+-- lows is the text between what is counted and next.
 local short_count = 0
 local short_index = {} -- number by hash x row_count + row
-local short_row, short_hash, short_used, short_full, short_next, short_fresh, short_dirty = {}, {}, {}, {}, {}, {}, {}
+local short_row, short_hash, short_used, short_lows, short_next, short_fresh, short_dirty = {}, {}, {}, {}, {}, {}, {}
 
 -- short_add makes a state of what is stored; false: not for the short way.
 local function short_add(r, h, raw)
-  local used, full, next_text, fresh = 0, now_text, '0', true
+  local used, lows, next_text, fresh = 0, now_text .. ':0', '0', true
   if row_bucket[r] then
     local at
     if raw then
-      local a, b, c, d, e = string.match(raw, '^(%d+) (%d+) (%d+ %d+) (%d+) (%d+)$')
+      local a, b, c, d, e = string.match(raw, '^(%d+) (%d+) (%d+ %d+) (%S+) (%d+)$')
       if c ~= row_text[r] then
         return false
       end
-      used, at, full, next_text = tonumber(a), tonumber(b), d, e
+      used, at, lows, next_text = tonumber(a), tonumber(b), d, e
       -- Within the minute of its last write, see short_save.
       fresh = floor(at / 60000000) ~= floor(now / 60000000)
     else
@@ -79,22 +79,22 @@ local function short_add(r, h, raw)
       used = now - at >= ceil_div(used, row_refill[r]) and 0 or used - row_refill[r] * (now - at)
     end
     if used == 0 then
-      full, next_text = now_text, '0'
+      lows, next_text = now_text .. ':0', '0'
     end
   elseif raw then
     local window, c, c2, b, e = string.match(raw, '^(%d+ %d+ %d+) (%d+) (%d+) (%d+) %d+ (%d+)$')
     if window ~= row_text[r] then
       return false
     end
-    used, full, next_text, fresh = tonumber(c), c2 .. ' ' .. b .. ' ' .. str(row_end[r]), e, false
+    used, lows, next_text, fresh = tonumber(c), c2 .. ' ' .. b .. ' ' .. str(row_end[r]), e, false
   else
-    full = '0 ' .. str(tonumber(ARGV[row_at[r] + 11]) + offset) .. ' ' .. str(row_end[r])
+    lows = '0 ' .. str(tonumber(ARGV[row_at[r] + 11]) + offset) .. ' ' .. str(row_end[r])
   end
   local i = short_count + 1
   short_count = i
   short_index[h * row_count + r] = i
-  short_row[i], short_hash[i], short_used[i], short_full[i], short_next[i], short_fresh[i], short_dirty[i] =
-    r, h, used, full, next_text, fresh, false
+  short_row[i], short_hash[i], short_used[i], short_lows[i], short_next[i], short_fresh[i], short_dirty[i] =
+    r, h, used, lows, next_text, fresh, false
   return true
 end
 
@@ -136,9 +136,9 @@ local function short_save()
         local r = short_row[i]
         local text
         if row_bucket[r] then
-          text = str(short_used[i]) .. ' ' .. now_text .. ' ' .. row_text[r] .. ' ' .. short_full[i] .. ' ' .. short_next[i]
+          text = str(short_used[i]) .. ' ' .. now_text .. ' ' .. row_text[r] .. ' ' .. short_lows[i] .. ' ' .. short_next[i]
         else
-          text = row_text[r] .. ' ' .. str(short_used[i]) .. ' ' .. short_full[i] .. ' ' .. short_next[i]
+          text = row_text[r] .. ' ' .. str(short_used[i]) .. ' ' .. short_lows[i] .. ' ' .. short_next[i]
         end
         values = values or {}
         values[#values + 1] = ARGV[row_at[r] + 3]

@@ -1,10 +1,12 @@
 -- Prelude 4, token buckets.
 --
--- A bucket is one field of a state hash: "used at n p full next [slot cost]*"
+-- A bucket is one field of a state hash: "used at n p lows next [slot cost]*"
 --   used   credits used at that time; one token is p credits, the refill is n credits a microsecond
 --   at     the time of the last write
 --   n p    the refill that it was written with
---   full   when used was last 0: what was charged before is not given back on top of a full bucket
+--   lows   "time:level,..", the newest first: how far used had fallen before a charge at that time, of those that were
+--          not undercut since. What a later charge left behind of an earlier one is the lowest level since then, so no
+--          more than that is ever given back: more would be refill that has been used already (docs/adr/0003)
 --   next   when the next refused ask is sent back (see spread)
 --   slot cost   what is promised to slots that have not come, in credits, by slot
 --
@@ -38,6 +40,37 @@ local function convert(x, p0, p)
   return min(TOP, floor(x / p0) * p + math.ceil(r * p / p0) + 1)
 end
 
+-- lows_in turns levels of p0 credits a token into such of p, rounded down.
+local function lows_in(lows, p0, p)
+  if p0 == p then
+    return lows
+  end
+  return (string.gsub(lows, ':(%d+)', function(level)
+    local x = tonumber(level)
+    return ':' .. str(min(TOP, floor(x / p0) * p + floor(x % p0 * p / p0)))
+  end))
+end
+
+-- lows_after is the lowest level before a charge later than t, nil where there was none.
+local function lows_after(lows, t)
+  local low
+  for time, level in string.gmatch(lows, '(%d+):(%d+)') do
+    if tonumber(time) > t then
+      low = tonumber(level)
+    end
+  end
+  return low
+end
+
+-- lows_less takes c from the levels later than t.
+local function lows_less(lows, t, c)
+  return (string.gsub(lows, '(%d+):(%d+)', function(time, level)
+    if tonumber(time) > t then
+      return time .. ':' .. str(level - c)
+    end
+  end))
+end
+
 -- bound computes, for each promise, the level that may stand before it (bounds), and the level that may stand now (top).
 local function token_bound(st)
   local slots, costs, cap, n = st.slots, st.costs, st.cap, st.row.a
@@ -68,12 +101,12 @@ local function token_load(st, raw)
   if not raw then
     local born, level = birth(row.name)
     st.used = decay(max(0, row.size - level) * p, n, now - born)
-    st.full, st.next = now, 0
+    st.lows, st.next = str(now) .. ':0', 0
     st.top = st.cap
     return
   end
-  local a, b, c, d, e, f, rest = string.match(raw, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+)(.*)$')
-  local used, at, n0, p0, full = tonumber(a), tonumber(b), tonumber(c), tonumber(d), tonumber(e)
+  local a, b, c, d, lows, f, rest = string.match(raw, '^(%d+) (%d+) (%d+) (%d+) (%S+) (%d+)(.*)$')
+  local used, at, n0, p0 = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
   st.next = tonumber(f)
   at = min(at, now)
   -- Since the last write the slower of the two refills counts, in whose credits the fold below runs.
@@ -81,7 +114,7 @@ local function token_load(st, raw)
   if n0 / p0 < n / p then
     pace, unit = n0, p0
   else
-    used = convert(used, p0, p)
+    used, lows = convert(used, p0, p), lows_in(lows, p0, p)
   end
   local slots, costs = st.slots, st.costs
   if rest ~= '' then
@@ -90,9 +123,7 @@ local function token_load(st, raw)
       if slot <= now then
         used = decay(used, pace, slot - at)
         at = max(at, slot)
-        if used == 0 then
-          full = slot
-        end
+        lows = lows_push(lows, slot, used)
         used = min(TOP, used + cost)
       else
         slots[#slots + 1] = slot
@@ -100,14 +131,14 @@ local function token_load(st, raw)
       end
     end
   end
-  used = convert(decay(used, pace, now - at), unit, p)
+  used, lows = convert(decay(used, pace, now - at), unit, p), lows_in(lows, unit, p)
   if used == 0 then
-    full = now
+    lows = str(now) .. ':0'
     if #slots == 0 then
       st.next = 0
     end
   end
-  st.used, st.full = used, full
+  st.used, st.lows = used, lows
   token_bound(st)
 end
 
@@ -165,6 +196,7 @@ end
 local function token_take(st, at, cost)
   local c = cost * st.row.b
   if at <= now then
+    st.lows = lows_push(st.lows, now, st.used)
     st.used = min(TOP, st.used + c)
     return
   end
@@ -178,14 +210,17 @@ local function token_take(st, at, cost)
   token_bound(st)
 end
 
--- give returns cost of what was charged at that slot: from the promise where it has not come, otherwise only where the
--- bucket was not full since.
+-- give returns cost of what was charged at that slot: from the promise where it has not come, otherwise as much of it as
+-- was never undercut since.
 local function token_give(st, at, cost)
   local c = cost * st.row.b
   if at <= now then
-    if at >= st.full then
-      st.used = max(0, st.used - c)
+    local low = lows_after(st.lows, at)
+    if low then
+      st.lows = lows_less(st.lows, at, min(c, low))
+      c = min(c, low)
     end
+    st.used = max(0, st.used - c)
     return
   end
   for i = 1, #st.slots do
@@ -214,7 +249,7 @@ end
 
 local function token_save(st)
   local row = st.row
-  local raw = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', st.used, now, row.a, row.b, st.full, st.next)
+  local raw = string.format('%.0f %.0f %.0f %.0f %s %.0f', st.used, now, row.a, row.b, st.lows, st.next)
   for i = 1, #st.slots do
     raw = raw .. string.format(' %.0f %.0f', st.slots[i], st.costs[i])
   end
