@@ -34,7 +34,7 @@ var layers = map[string][]string{
 	"clientlib":          {"admission", "queue", "bucket", "internal/config"},
 	"internal/config":    {"admission", "bucket"},
 	"internal/drain":     {"admission", "queue"},
-	"internal/httpapi":   {"admission", "queue", "bucket", "internal/webui", "api"},
+	"internal/httpapi":   {"admission", "queue", "bucket", "internal/webui", "internal/telemetry", "api"},
 	"internal/webui":     {"admission", "queue", "bucket"},
 	"internal/telemetry": {"admission", "bucket"},
 	"internal/embedded":  {},

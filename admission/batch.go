@@ -222,6 +222,10 @@ func (g *Gate) Ready(ctx context.Context) []string {
 	g.health.Report(err)
 	if err != nil {
 		not = append(not, err.Error())
+	} else if gone, err := g.lost(ctx, false); err == nil {
+		for _, e := range gone {
+			not = append(not, "Redis has lost the policy of "+e.name)
+		}
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()

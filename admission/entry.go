@@ -127,7 +127,7 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 		}
 		compiled[name] = p
 	}
-	var later []*entry
+	var entries, later []*entry
 	var first error
 	for name, p := range compiled {
 		g.mu.RLock()
@@ -139,6 +139,16 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 		d := p.Document()
 		e.mu.Lock()
 		e.file = &d
+		e.installed.Store(false)
+		e.mu.Unlock()
+		entries = append(entries, e)
+	}
+	for _, e := range entries {
+		if len(later) > 0 { // one wait for a store that is away is enough
+			later = append(later, e)
+			continue
+		}
+		e.mu.Lock()
 		err := g.install(ctx, e)
 		e.mu.Unlock()
 		switch {
@@ -224,23 +234,5 @@ func (g *Gate) follow(ctx context.Context, e *entry, old *Policy, cause error) e
 	// Redis may have come back older than what this process knows. Its number counts, since it is what the scripts see.
 	g.replace(e, p)
 	g.log.Info("policy followed", "dependency", e.name, "version", p.version)
-	return nil
-}
-
-// restore installs what the dependency was last decided by, because Redis lost it. Its buckets start empty.
-func (g *Gate) restore(ctx context.Context, e *entry, old *Policy) error {
-	version, changed, err := g.policies.Install(ctx, e.name, old.Document(), e.decided.Load())
-	if err != nil {
-		return err
-	}
-	p, err := Compile(e.name, version, old.Document())
-	if err != nil {
-		return err
-	}
-	g.replace(e, p)
-	if changed {
-		g.metrics.Repaired("policy", 1)
-		g.log.Warn("Redis had lost the policy; it is back, with empty buckets", "dependency", e.name, "version", version)
-	}
 	return nil
 }

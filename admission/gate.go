@@ -82,6 +82,7 @@ func NewGate(c GateConfig) *Gate {
 	})
 	g.health = bucket.NewHealth(time.Now, g.modeChanged)
 	g.running, g.stop = context.WithCancel(context.Background())
+	g.background.Go(g.restoreLost)
 	return g
 }
 

@@ -55,7 +55,7 @@ func mainRun(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags.StringVar(&o.contender, "contender", "", "one contender by name; empty: all")
 	flags.StringVar(&o.profile, "cpuprofile", "", "write a CPU profile of one round of ours here, for one contest")
 	flags.StringVar(&o.broker, "broker", "./cmd/broker", "package of the broker in the module above, or empty: no gate over HTTP")
-	flags.IntVar(&o.rounds, "rounds", 7, "rounds, of which the median counts")
+	flags.IntVar(&o.rounds, "rounds", 5, "rounds, of which the median counts")
 	flags.DurationVar(&o.span, "span", time.Second, "length of one measurement")
 	flags.IntVar(&o.requests, "requests", 40_000, "requests of one measurement of the gate")
 	quick := flags.Bool("quick", false, "a smoke run: two short rounds, figures mean nothing")

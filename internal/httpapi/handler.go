@@ -63,7 +63,7 @@ type Handler struct {
 }
 
 // fixedHeaders are values that all answers share: net/http only reads them.
-type fixedHeaders struct{ json, problem, noStore, yes []string }
+type fixedHeaders struct{ json, problem, noStore, yes, close []string }
 
 // NewHandler makes the handler of all routes.
 func NewHandler(c Config) *Handler {
@@ -73,7 +73,7 @@ func NewHandler(c Config) *Handler {
 		rows: table(), now: time.Now, most: int64(c.MaxInFlight),
 		fixed: fixedHeaders{
 			json: []string{"application/json"}, problem: []string{"application/problem+json"},
-			noStore: []string{"no-store"}, yes: []string{"true"},
+			noStore: []string{"no-store"}, yes: []string{"true"}, close: []string{"close"},
 		},
 	}
 	if h.most <= 0 {
@@ -126,6 +126,10 @@ func (h *Handler) routes(gatherer prometheus.Gatherer) *mux.Router {
 // ServeHTTP answers one request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.catch(w, r)
+	if h.draining.Load() {
+		// A kept connection would be cut under its next request.
+		w.Header()["Connection"] = h.fixed.close
+	}
 	h.router.ServeHTTP(w, r)
 }
 

@@ -87,7 +87,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // RequireLoopback refuses addresses that others than this machine can reach: without API keys nobody else may ask. The
 // error says what to do.
 func RequireLoopback(addr string) error {
-	const fix = "without API keys listen on loopback, such as 127.0.0.1:8080, or configure an API key"
+	const fix = "without API keys listen on loopback, such as 127.0.0.1:8080"
 	if strings.HasPrefix(addr, "unix:") {
 		return nil
 	}

@@ -161,7 +161,7 @@ func TestRequireLoopback(t *testing.T) {
 		require.NoError(t, httpapi.RequireLoopback(addr), addr)
 	}
 	for _, addr := range []string{":8080", "0.0.0.0:8080", "[::]:8080", "10.0.0.1:80", "example.com:80", "169.254.1.1:80"} {
-		require.ErrorContains(t, httpapi.RequireLoopback(addr), "127.0.0.1:8080, or configure an API key", addr)
+		require.ErrorContains(t, httpapi.RequireLoopback(addr), "127.0.0.1:8080", addr)
 	}
 	require.ErrorContains(t, httpapi.RequireLoopback("nonsense"), "host:port")
 }
