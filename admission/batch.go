@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strconv"
 	"time"
@@ -10,9 +11,8 @@ import (
 	"github.com/sluicehq/sluice/bucket"
 )
 
-const (
-	maxBatch = 1000
-)
+// maxBatch is how many asks a batch holds at most.
+const maxBatch = 1000
 
 // batch is a compiled batch: what is asked, and the decisions, of which those on what can never fit are made.
 type batch struct {
@@ -34,8 +34,7 @@ func (p *Policy) compileBatch(asks []Ask, together bool, now time.Time) (batch, 
 	never := -1
 	for i := range asks {
 		q, limit, err := p.compile(&asks[i])
-		var wrong *FieldError
-		if errors.As(err, &wrong) {
+		if wrong, ok := errors.AsType[*FieldError](err); ok {
 			return batch{}, &FieldError{Field: "items[" + strconv.Itoa(i) + "]." + wrong.Field, Message: wrong.Message}
 		}
 		if err != nil {
@@ -145,7 +144,7 @@ func (g *Gate) Dependencies(ctx context.Context) ([]Summary, error) {
 		e, err := g.entry(ctx, name)
 		if err != nil {
 			// One policy that cannot be read does not hide the others.
-			g.log.Warn("policy not readable", "dependency", name, "error", err.Error())
+			g.log.WarnContext(ctx, "policy not readable", slog.String("dependency", name), slog.Any("error", err))
 			continue
 		}
 		list = append(list, e.policy.Load().summary())

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -19,9 +20,7 @@ func Defaults(d DependencyDocument) DependencyDocument {
 	}
 	classes := make(map[string]ClassDocument, len(d.Classes)+1)
 	classes[DefaultClass] = ClassDocument{}
-	for name, c := range d.Classes {
-		classes[name] = c
-	}
+	maps.Copy(classes, d.Classes)
 	for name, c := range classes {
 		classes[name] = ClassDocument{Tier: or(c.Tier, 1), Weight: or(c.Weight, 1)}
 	}

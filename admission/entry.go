@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -43,7 +44,7 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 	switch {
 	case e != nil:
 		return e, nil
-	case time.Now().Before(until):
+	case g.now().Before(until):
 		return nil, ErrUnknownDependency
 	case !g.health.Allow():
 		return nil, fmt.Errorf("dependency %.64q: %w", name, bucket.ErrUnavailable)
@@ -55,7 +56,7 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		if len(g.missing) >= maxMissing {
 			clear(g.missing)
 		}
-		g.missing[name] = time.Now().Add(believeMissing)
+		g.missing[name] = g.now().Add(believeMissing)
 		g.mu.Unlock()
 		return nil, err
 	}
@@ -160,7 +161,7 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 		}
 	}
 	if len(later) > 0 {
-		g.log.Warn("the store is away; policies are installed when it is back", "policies", len(later))
+		g.log.WarnContext(ctx, "the store is away; policies are installed when it is back", slog.Int("policies", len(later)))
 		g.background.Go(func() { g.installLater(later) })
 	}
 	return first
@@ -184,12 +185,12 @@ func (g *Gate) installLater(entries []*entry) {
 			}
 			err := g.install(g.running, e)
 			if err != nil && !errors.Is(err, bucket.ErrUnavailable) {
-				g.log.Error("policy not installed", "dependency", e.name, "error", err.Error())
+				g.log.ErrorContext(g.running, "policy not installed", slog.String("dependency", e.name), slog.Any("error", err))
 			}
 			return err == nil
 		})
 	}
-	g.log.Info("policies installed")
+	g.log.InfoContext(g.running, "policies installed")
 }
 
 // install puts the file's policy into Redis; e.mu is held.
@@ -206,7 +207,7 @@ func (g *Gate) install(ctx context.Context, e *entry) error {
 	e.installed.Store(true)
 	g.adopt(e, p)
 	if changed {
-		g.log.Info("policy in force", "dependency", e.name, "version", version)
+		g.log.InfoContext(ctx, "policy in force", slog.String("dependency", e.name), slog.Int64("version", version))
 	}
 	return nil
 }
@@ -233,6 +234,6 @@ func (g *Gate) follow(ctx context.Context, e *entry, old *Policy, cause error) e
 	}
 	// Redis may have come back older than what this process knows. Its number counts, since it is what the scripts see.
 	g.replace(e, p)
-	g.log.Info("policy followed", "dependency", e.name, "version", p.version)
+	g.log.InfoContext(ctx, "policy followed", slog.String("dependency", e.name), slog.Int64("version", p.version))
 	return nil
 }

@@ -3,6 +3,7 @@ package admission
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -30,7 +31,8 @@ func (g *Gate) restore(ctx context.Context, e *entry, old *Policy) error {
 	g.replace(e, p)
 	if changed {
 		g.metrics.Repaired("policy", 1)
-		g.log.Warn("Redis had lost the policy; it is back, with empty buckets", "dependency", e.name, "version", version)
+		g.log.WarnContext(ctx, "Redis had lost the policy; it is back, with empty buckets",
+			slog.String("dependency", e.name), slog.Int64("version", version))
 	}
 	return nil
 }
@@ -77,7 +79,7 @@ func (g *Gate) lost(ctx context.Context, all bool) ([]*entry, error) {
 func (g *Gate) restoreLost() {
 	tick := time.NewTicker(lookForLost)
 	defer tick.Stop()
-	last := time.Now()
+	last := g.now()
 	for {
 		select {
 		case <-g.running.Done():
@@ -87,9 +89,9 @@ func (g *Gate) restoreLost() {
 		if g.health.Degraded() {
 			continue
 		}
-		all := time.Since(last) >= lookAtAll
+		all := g.now().Sub(last) >= lookAtAll
 		if all {
-			last = time.Now()
+			last = g.now()
 		}
 		gone, err := g.lost(g.running, all)
 		if err != nil {
@@ -98,7 +100,7 @@ func (g *Gate) restoreLost() {
 		for _, e := range gone {
 			err := g.follow(g.running, e, e.policy.Load(), bucket.ErrNoPolicy)
 			if err != nil && !errors.Is(err, bucket.ErrUnavailable) {
-				g.log.Error("policy not restored", "dependency", e.name, "error", err.Error())
+				g.log.ErrorContext(g.running, "policy not restored", slog.String("dependency", e.name), slog.Any("error", err))
 			}
 		}
 	}

@@ -224,9 +224,9 @@ func (p *Policy) decision(q *bucket.Ask, ans *bucket.Answer) Decision {
 	}
 	switch ans.Outcome {
 	case bucket.Admitted:
-		p.admitted(&d, q, ans)
+		admitted(&d, q, ans)
 	case bucket.Refused:
-		p.refused(&d, ans)
+		refused(&d, ans)
 	case bucket.Mismatch:
 		d.Outcome, d.Reason = OutcomeRejected, ReasonMismatch
 		d.Detail = "The idempotency key was used for another ask; use a new key for a new ask."
@@ -238,7 +238,7 @@ func (p *Policy) decision(q *bucket.Ask, ans *bucket.Answer) Decision {
 	return d
 }
 
-func (p *Policy) admitted(d *Decision, q *bucket.Ask, ans *bucket.Answer) {
+func admitted(d *Decision, q *bucket.Ask, ans *bucket.Answer) {
 	if q.Min != nil && len(ans.Taken) == len(q.Set.Units()) {
 		d.Taken = make(map[string]int64, len(ans.Taken))
 		for i, unit := range q.Set.Units() {
@@ -253,7 +253,7 @@ func (p *Policy) admitted(d *Decision, q *bucket.Ask, ans *bucket.Answer) {
 	}
 }
 
-func (p *Policy) refused(d *Decision, ans *bucket.Answer) {
+func refused(d *Decision, ans *bucket.Answer) {
 	d.Outcome, d.Reason = OutcomeRejected, ReasonLimit
 	for i := range d.Limits {
 		if s := &d.Limits[i]; s.Wait > 0 && !s.Limit.Shadow {

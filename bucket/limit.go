@@ -1,6 +1,9 @@
 package bucket
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Kind says how a limit counts.
 type Kind string
@@ -80,15 +83,7 @@ type Limit struct {
 
 // AppliesTo reports whether the limit counts asks of the class.
 func (l *Limit) AppliesTo(class string) bool {
-	if len(l.Classes) == 0 {
-		return true
-	}
-	for _, c := range l.Classes {
-		if c == class {
-			return true
-		}
-	}
-	return false
+	return len(l.Classes) == 0 || slices.Contains(l.Classes, class)
 }
 
 // ofTenant reports whether the limit's state is kept with the tenant.

@@ -84,8 +84,8 @@ func (m *Model) Install(at int64, limits []*Limit) {
 	}
 }
 
-func (m *Model) open(real int64) {
-	m.clock = clock{real: real, now: real + m.offset, offset: m.offset}
+func (m *Model) open(at int64) {
+	m.clock = clock{real: at, now: at + m.offset, offset: m.offset}
 	if back := m.seen - m.clock.now; back > 0 {
 		m.clock.offset += back
 		m.clock.now = m.seen
@@ -94,9 +94,9 @@ func (m *Model) open(real int64) {
 	m.loaded = map[stateKey]*loaded{}
 }
 
-// decide answers a batch at the instant real of the Redis clock.
-func (m *Model) decide(real int64, batch []call) []reply {
-	m.open(real)
+// decide answers a batch at the instant of the Redis clock.
+func (m *Model) decide(at int64, batch []call) []reply {
+	m.open(at)
 	replies := make([]reply, len(batch))
 	for i := range batch {
 		c := &batch[i]
@@ -170,7 +170,7 @@ func (m *Model) one(a *Ask) Answer {
 		}
 		return ans
 	case View:
-		return Answer{Now: m.time(), BlockedBy: -1, Limits: m.views(m.all(a), nil), Taken: make([]int64, len(a.Set.units))}
+		return Answer{Now: m.time(), BlockedBy: -1, Limits: viewsOf(m.all(a), nil), Taken: make([]int64, len(a.Set.units))}
 	case Undo, Settle, Release, Extend, Cancel:
 		return m.verb(a)
 	}
@@ -232,7 +232,7 @@ func (f *failure) fits() bool { return f.list == nil }
 func (m *Model) attempt(a *Ask, hit *[]int) *failure {
 	s, now := a.Set, m.clock.now
 	f := &failure{all: m.all(a), at: now, waits: make([]int64, len(s.limits))}
-	f.taken = m.amounts(a, f.all)
+	f.taken = amounts(a, f.all)
 	fits := true
 	for i, l := range s.limits {
 		c := f.cost(s, i)
@@ -254,7 +254,7 @@ func (m *Model) attempt(a *Ask, hit *[]int) *failure {
 		}
 	}
 	wait := a.MaxWait.Microseconds()
-	who, ordered := m.anchor(a)
+	who, ordered := anchorOf(a)
 	if a.Verb == Reserve {
 		from := now
 		if ordered {
@@ -306,7 +306,7 @@ func (f *failure) cost(s *Set, i int) int64 {
 	return 1
 }
 
-func (m *Model) anchor(a *Ask) (holder, bool) {
+func anchorOf(a *Ask) (holder, bool) {
 	switch a.Set.anchor {
 	case anchorDependency:
 		return holder{}, true
@@ -318,7 +318,7 @@ func (m *Model) anchor(a *Ask) (holder, bool) {
 }
 
 // amounts is what is asked of each unit: the cost, or with a minimum what is left of it.
-func (m *Model) amounts(a *Ask, all []counter) []int64 {
+func amounts(a *Ask, all []counter) []int64 {
 	am := make([]int64, len(a.Set.units))
 	for u := range am {
 		am[u] = a.cost(u)
@@ -370,11 +370,25 @@ func (m *Model) whenFits(a *Ask, f *failure) int64 {
 			list, costs = append(list, f.list[i]), append(costs, f.costs[i])
 		}
 	}
-	t := m.joint(list, costs, m.clock.now, 1000)
-	if t < 0 || f.at < 0 {
-		return -1
+	now, wait, at := m.clock.now, a.MaxWait.Microseconds(), f.at
+	last := int64(0)
+	if who, ordered := anchorOf(a); ordered {
+		last = min(m.lasts[who], now+spreadMax)
 	}
-	return max(t, m.clock.now+ceilDiv(max(0, f.at-a.MaxWait.Microseconds()-m.clock.now), 1000)*1000)
+	for range 1000 {
+		if at < 0 {
+			return -1
+		}
+		t := m.joint(list, costs, now+ceilDiv(max(0, at-wait-now), 1000)*1000, 1000)
+		if t < 0 {
+			return -1
+		}
+		at = m.joint(f.list, f.costs, max(t, last), 1)
+		if at >= 0 && at-t <= wait {
+			return t
+		}
+	}
+	return -1
 }
 
 func (m *Model) refused(a *Ask, f *failure) Answer {
@@ -425,14 +439,14 @@ func (m *Model) refuse(a *Ask, all []counter, waits, taken []int64, fit, told in
 			m.changes(a.Set.key(blocked, a.Tenant))
 		}
 	}
-	ans := Answer{Outcome: Refused, Now: m.time(), BlockedBy: blocked, Limits: m.views(all, waits), Available: Forever, RetryAfter: Forever}
+	ans := Answer{Outcome: Refused, Now: m.time(), BlockedBy: blocked, Limits: viewsOf(all, waits), Available: Forever, RetryAfter: Forever}
 	if fit >= 0 {
 		ans.Available, ans.RetryAfter = micros(fit-now), micros(back-now)
 	}
 	return ans, back
 }
 
-func (m *Model) views(all []counter, waits []int64) []State {
+func viewsOf(all []counter, waits []int64) []State {
 	out := make([]State, len(all))
 	for i, st := range all {
 		left, reset := st.view()

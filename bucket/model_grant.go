@@ -31,7 +31,7 @@ func (m *Model) leave(a *Ask, f *failure, hit []int) Answer {
 		}
 	}
 	ans := Answer{
-		Now: m.time(), BlockedBy: -1, ID: a.ID, Limits: m.views(f.all, f.waits), Taken: f.taken, StartIn: micros(f.at - now),
+		Now: m.time(), BlockedBy: -1, ID: a.ID, Limits: viewsOf(f.all, f.waits), Taken: f.taken, StartIn: micros(f.at - now),
 		slot: f.at,
 	}
 	if g.finish >= 0 {
@@ -185,9 +185,13 @@ func (m *Model) extend(a *Ask, g *grant, ans *Answer) {
 			if a.Set.limits[i].Kind != Concurrency {
 				return
 			}
+			held := st.(*ends) //nolint:forcetypeassert // as in free
+			if !held.holds(a.ID) {
+				return
+			}
 			m.changes(c.key)
-			e, live := st.(*ends).extend(a.ID, m.clock.now+a.MaxWait.Microseconds()) //nolint:forcetypeassert // as in free
-			if live && (finish < 0 || e < finish) {
+			e := held.extend(a.ID, m.clock.now+a.MaxWait.Microseconds())
+			if finish < 0 || e < finish {
 				finish = e
 			}
 		})
@@ -218,7 +222,7 @@ func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
 			tail = max(tail, b.promises[len(b.promises)-1].slot)
 		}
 	})
-	if who, ordered := m.anchor(a); ordered && m.lasts[who] == g.at {
+	if who, ordered := anchorOf(a); ordered && m.lasts[who] == g.at {
 		m.lasts[who] = tail
 	}
 	g.state = 'c'

@@ -1,6 +1,9 @@
 package bucket
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // undo is what was before an all-or-nothing group or a dry run.
 type undo struct {
@@ -25,9 +28,7 @@ func (m *Model) changes(k stateKey) {
 // trial runs f and takes back what it did unless it returns true.
 func (m *Model) trial(f func() bool) {
 	u := &undo{states: map[stateKey]loaded{}, lasts: map[holder]int64{}, grants: map[string]*grant{}, answers: map[string]*remembered{}}
-	for k, v := range m.lasts {
-		u.lasts[k] = v
-	}
+	maps.Copy(u.lasts, m.lasts)
 	m.undone = u
 	dirty := m.dirty
 	keep := f()

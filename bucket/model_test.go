@@ -171,52 +171,57 @@ func TestModelAgrees(t *testing.T) {
 		name, runs := redistest.Name(t), 0
 		rapid.Check(t, func(rt *rapid.T) {
 			runs++
-			w := newWorld(rt, client, name+"-"+strconv.Itoa(runs), drawLimits(rt)...)
-			defer w.close()
-			var ids []string
-			owner := map[string]Ask{}
-			for range rapid.IntRange(1, 25).Draw(rt, "steps") {
-				switch rapid.IntRange(0, 9).Draw(rt, "step") {
-				case 0:
-					w.install(drawChange(rt, w.limits), false)
-				case 1:
-					w.move(-rapid.Int64Range(0, 7_200_000_000).Draw(rt, "back"))
-				case 2, 3:
-					w.move(rapid.Int64Range(0, 100_000_000).Draw(rt, "ahead"))
-				case 4:
-					w.move(rapid.Int64Range(0, 3_000_000).Draw(rt, "tick"))
-				case 5:
-					n := rapid.IntRange(2, 4).Draw(rt, "group")
-					c := &call{group: true}
-					dry := rapid.Bool().Draw(rt, "dry")
-					for len(c.asks) < n {
-						a := w.drawAsk(rt, ids, owner)
-						if a.Verb == Take || a.Verb == Reserve {
-							a.DryRun = dry && a.Key == ""
-							a.Key = ""
-							c.asks = append(c.asks, a)
-						}
-					}
-					for i := range c.asks {
-						c.asks[i].DryRun = c.asks[0].DryRun
-					}
-					w.both(c)
-				default:
-					n := rapid.IntRange(1, 6).Draw(rt, "batch")
-					batch := make([]*call, n)
-					for i := range batch {
-						batch[i] = callOf(w.drawAsk(rt, ids, owner))
-					}
-					w.both(batch...)
-				}
-				// Nobody knows an id before its answer.
-				for id := range owner {
-					if !slices.Contains(ids, id) {
-						ids = append(ids, id)
-					}
-				}
-				slices.Sort(ids)
-			}
+			modelAgrees(rt, client, name+"-"+strconv.Itoa(runs))
 		})
 	})
+}
+
+// modelAgrees is one such run, on a dependency of that name.
+func modelAgrees(rt *rapid.T, client redis.UniversalClient, name string) {
+	w := newWorld(rt, client, name, drawLimits(rt)...)
+	defer w.close()
+	var ids []string
+	owner := map[string]Ask{}
+	for range rapid.IntRange(1, 25).Draw(rt, "steps") {
+		switch rapid.IntRange(0, 9).Draw(rt, "step") {
+		case 0:
+			w.install(drawChange(rt, w.limits), false)
+		case 1:
+			w.move(-rapid.Int64Range(0, 7_200_000_000).Draw(rt, "back"))
+		case 2, 3:
+			w.move(rapid.Int64Range(0, 100_000_000).Draw(rt, "ahead"))
+		case 4:
+			w.move(rapid.Int64Range(0, 3_000_000).Draw(rt, "tick"))
+		case 5:
+			n := rapid.IntRange(2, 4).Draw(rt, "group")
+			c := &call{group: true}
+			dry := rapid.Bool().Draw(rt, "dry")
+			for len(c.asks) < n {
+				a := w.drawAsk(rt, ids, owner)
+				if a.Verb == Take || a.Verb == Reserve {
+					a.DryRun = dry && a.Key == ""
+					a.Key = ""
+					c.asks = append(c.asks, a)
+				}
+			}
+			for i := range c.asks {
+				c.asks[i].DryRun = c.asks[0].DryRun
+			}
+			w.both(c)
+		default:
+			n := rapid.IntRange(1, 6).Draw(rt, "batch")
+			batch := make([]*call, n)
+			for i := range batch {
+				batch[i] = callOf(w.drawAsk(rt, ids, owner))
+			}
+			w.both(batch...)
+		}
+		// Nobody knows an id before its answer.
+		for id := range owner {
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+		slices.Sort(ids)
+	}
 }

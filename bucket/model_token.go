@@ -105,13 +105,13 @@ const maxLows = 8
 // push notes the level before a charge.
 func (b *tokens) push(at int64) {
 	k := len(b.lows)
-	for k > 0 && b.lows[k-1].at != at && b.lows[k-1].level >= b.used {
+	if k > 0 && b.lows[k-1].at == at && b.lows[k-1].level <= b.used {
+		return
+	}
+	for k > 0 && b.lows[k-1].level >= b.used {
 		k--
 	}
 	b.lows = b.lows[:k]
-	if k > 0 && b.lows[k-1].at == at {
-		return
-	}
 	b.lows = append(b.lows, low{at, b.used})
 	if len(b.lows) > maxLows {
 		b.lows[1].level = b.lows[0].level

@@ -275,14 +275,16 @@ func (s *ends) release(id string) bool {
 	return live
 }
 
-func (s *ends) extend(id string, at int64) (int64, bool) {
-	old, live := s.members[id]
-	if !live {
-		return 0, false
-	}
-	at = max(old, min(at, s.now+s.hold))
+func (s *ends) holds(id string) bool {
+	_, live := s.members[id]
+	return live
+}
+
+// extend moves the end of a grant that is held, never to an earlier one.
+func (s *ends) extend(id string, at int64) int64 {
+	at = max(s.members[id], min(at, s.now+s.hold))
 	s.members[id] = at
-	return at, true
+	return at
 }
 
 func (s *ends) view() (left, reset int64) {

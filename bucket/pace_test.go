@@ -93,13 +93,13 @@ func TestP1Pace(t *testing.T) {
 					}
 					id := rapid.SampledFrom(ids).Draw(rt, "id")
 					a := Ask{Set: w.set("default"), Verb: Settle, ID: id}
-					real := rapid.Int64Range(0, log.costs[log.byID[id]]).Draw(rt, "real")
-					a.Costs = []int64{real}
+					spent := rapid.Int64Range(0, log.costs[log.byID[id]]).Draw(rt, "spent")
+					a.Costs = []int64{spent}
 					if rapid.Bool().Draw(rt, "cancel") {
-						a.Verb, real = Cancel, 0
+						a.Verb, spent = Cancel, 0
 					}
 					if ans := w.ask(a); ans.Outcome == Admitted && !ans.Replayed {
-						log.costs[log.byID[id]] = real
+						log.costs[log.byID[id]] = spent
 					}
 				case 6:
 					a := Ask{

@@ -5,7 +5,7 @@ import "strings"
 // counter is the state of one limit for one holder, in memory. The methods take instants in microseconds of the
 // dependency's time and costs in units; they are the Go twin of the Lua preludes of the same names, rule for rule, so
 // that one is the oracle of the other.
-type counter interface {
+type counter interface { //nolint:interfacebloat // what a limit is: each of its kinds needs each of them
 	// advance brings the state to the present under the limit's present parameters.
 	advance(c *clock, l *Limit)
 	// first is the first instant from `from` on at which cost fits and every later promise still does; -1: never.

@@ -152,8 +152,9 @@ local function attempt(sh, h, slot_wait, id, charged)
   return true, all, list, costs, waits, am, at
 end
 
--- when_fits is the first instant, on whole milliseconds, at which a refused ask fits.
-local function when_fits(list, costs, slot_wait, at)
+-- when_fits is the first instant, on whole milliseconds, at which a refused ask fits. A reservation fits when its limits
+-- that reject do and its slot, which is `at` or later, is no further ahead than it may wait.
+local function when_fits(sh, h, list, costs, slot_wait, at)
   if slot_wait < 0 then
     return joint(list, costs, now, 1000)
   end
@@ -163,11 +164,21 @@ local function when_fits(list, costs, slot_wait, at)
       rl[#rl + 1], rc[#rc + 1] = list[j], costs[j]
     end
   end
-  local t = joint(rl, rc, now, 1000)
-  if t < 0 or at < 0 then
-    return -1
+  local last = anchor_of(sh, h)
+  for _ = 1, 1000 do
+    if at < 0 then
+      return -1
+    end
+    local t = joint(rl, rc, now + ceil_div(max(0, at - slot_wait - now), 1000) * 1000, 1000)
+    if t < 0 then
+      return -1
+    end
+    at = joint(list, costs, max(t, last and last.at or 0), 1)
+    if at >= 0 and at - t <= slot_wait then
+      return t
+    end
   end
-  return max(t, now + ceil_div(max(0, at - slot_wait - now), 1000) * 1000)
+  return -1
 end
 
 local function admitted(all, sh, am, waits, at, finish)

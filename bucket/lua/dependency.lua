@@ -83,10 +83,11 @@ local function lows_push(lows, t, level)
   local text = str(t)
   while lows ~= '' do
     local time, low, rest = string.match(lows, '^(%d+):(%d+),?(.*)$')
-    if time == text then
+    low = tonumber(low)
+    if low <= level and time == text then
       return lows
     end
-    if tonumber(low) < level then
+    if low < level then
       break
     end
     lows = rest

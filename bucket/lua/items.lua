@@ -150,7 +150,7 @@ local function rich(it)
 end
 
 local function answer_refused(it, f)
-  local fit = when_fits(f.list, f.costs, it.wait, f.at)
+  local fit = when_fits(it.shape, it.hash, f.list, f.costs, it.wait, f.at)
   local back = refuse(it.shape, f.all, f.waits, f.am, fit, f.told, it.dry)
   views(it.shape, f.all, f.am, f.waits)
   if it.key ~= '' and back > now and not it.dry then
@@ -257,7 +257,7 @@ for i = 1, #items do
       if ok then
         admitted(all, it.shape, am, waits, at, -1)
       else
-        answer_refused({shape = it.shape, wait = -1, key = ''}, {
+        answer_refused({shape = it.shape, hash = it.hash, wait = -1, key = ''}, {
           all = all, list = list, costs = costs, waits = waits, am = am, at = at,
         })
       end

@@ -38,10 +38,10 @@ func (n *node) guardRedis(ctx context.Context, every time.Duration) {
 		switch err := n.checkRedis(ctx); {
 		case err != nil && !wrong:
 			wrong = true
-			n.log.Error("Redis must not be used as it is configured", slog.String("error", err.Error()))
+			n.log.ErrorContext(ctx, "Redis must not be used as it is configured", slog.String("error", err.Error()))
 		case err == nil && wrong && ctx.Err() == nil:
 			wrong = false
-			n.log.Info("Redis is configured rightly again")
+			n.log.InfoContext(ctx, "Redis is configured rightly again")
 		}
 	}
 }

@@ -109,7 +109,7 @@ func (n *node) run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	n.log.Info("shutting down", slog.String("at_most", n.timeout.String()))
+	n.log.InfoContext(ctx, "shutting down", slog.String("at_most", n.timeout.String()))
 	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
 	defer cancel()
 	err := n.server.Shutdown(within)
@@ -140,14 +140,14 @@ func (n *node) watch(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			n.log.Error("policy file not applied; what was in force stays",
+			n.log.ErrorContext(ctx, "policy file not applied; what was in force stays",
 				slog.String("file", n.file.path), slog.String("error", err.Error()))
 		default:
-			n.log.Info("policy file applied", slog.String("file", n.file.path))
+			n.log.InfoContext(ctx, "policy file applied", slog.String("file", n.file.path))
 		}
 	})
 	if err != nil {
-		n.log.Error("policy file is not watched; restart to apply changes", slog.String("error", err.Error()))
+		n.log.ErrorContext(ctx, "policy file is not watched; restart to apply changes", slog.String("error", err.Error()))
 	}
 }
 

@@ -79,7 +79,7 @@ func (p *program) serve(ctx context.Context, s config.Serve) error {
 		return err
 	}
 	version, commit := build()
-	log.Info("serving", slog.String("address", ln.Addr().String()), slog.String("redis", config.RedisTarget(s.RedisURL)),
+	log.InfoContext(ctx, "serving", slog.String("address", ln.Addr().String()), slog.String("redis", config.RedisTarget(s.RedisURL)),
 		slog.String("policies", s.Policies), slog.String("version", version), slog.String("commit", commit))
 	if p.listening != nil {
 		p.listening(ln.Addr(), nil)
@@ -87,6 +87,6 @@ func (p *program) serve(ctx context.Context, s config.Serve) error {
 	if err := n.run(ctx); err != nil {
 		return err
 	}
-	log.Info("stopped")
+	log.InfoContext(ctx, "stopped")
 	return nil
 }

@@ -130,7 +130,7 @@ func (d *decoder) value(n ast.Node, path admission.Path, v reflect.Value) {
 		v.Set(reflect.New(v.Type().Elem()))
 		v = v.Elem()
 	}
-	if text, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+	if text, ok := reflect.TypeAssert[encoding.TextUnmarshaler](v.Addr()); ok {
 		d.text(n, path, text)
 		return
 	}

@@ -66,7 +66,7 @@ func LoadPolicies(path string, checks ...Check) (*admission.Document, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read policies: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("read policies: %w", err)

@@ -129,7 +129,7 @@ func baseOptions() *redis.UniversalOptions {
 
 func addresses(hosts, port string) ([]string, error) {
 	var addrs []string
-	for _, h := range strings.Split(hosts, ",") {
+	for h := range strings.SplitSeq(hosts, ",") {
 		name, p := h, port
 		if strings.HasPrefix(h, "[") && strings.HasSuffix(h, "]") {
 			name = h[1 : len(h)-1]

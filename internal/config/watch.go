@@ -55,7 +55,7 @@ func (w *Watcher) Run(ctx context.Context, onChange func(*admission.Document, er
 	if err != nil {
 		return fmt.Errorf("watch policies: %w", err)
 	}
-	defer fs.Close()
+	defer func() { _ = fs.Close() }()
 	if err := fs.Add(filepath.Dir(w.path)); err != nil {
 		return fmt.Errorf("watch policies: %w", err)
 	}

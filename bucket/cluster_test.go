@@ -1,0 +1,198 @@
+//go:build unix
+
+package bucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/sluicehq/sluice/internal/redistest"
+)
+
+// ring is a cluster with a client of it and one of each node.
+type ring struct {
+	client *redis.ClusterClient
+	nodes  []*redis.Client
+	ids    []string
+}
+
+func newRing(t *testing.T) *ring {
+	t.Helper()
+	r := &ring{}
+	options := &redis.ClusterOptions{}
+	for _, n := range redistest.ClusterNodes(t) {
+		options.Addrs = append(options.Addrs, n.Addr())
+		c := n.Client(t)
+		id, err := c.Do(t.Context(), "CLUSTER", "MYID").Text()
+		require.NoError(t, err)
+		r.nodes, r.ids = append(r.nodes, c), append(r.ids, id)
+	}
+	r.client = redis.NewClusterClient(options)
+	t.Cleanup(func() { _ = r.client.Close() })
+	return r
+}
+
+// owner is the index of the node that holds the dependency.
+func (r *ring) owner(t *testing.T, name string) int {
+	t.Helper()
+	n, err := r.client.MasterForKey(t.Context(), MetaKey(name))
+	require.NoError(t, err)
+	id, err := n.Do(t.Context(), "CLUSTER", "MYID").Text()
+	require.NoError(t, err)
+	for i := range r.ids {
+		if r.ids[i] == id {
+			return i
+		}
+	}
+	require.Fail(t, "no such node")
+	return -1
+}
+
+// TestDecideOnACluster: a dependency's state lies on one slot, whichever node has it and while it moves.
+func TestDecideOnACluster(t *testing.T) {
+	t.Parallel()
+	r := newRing(t)
+	t.Run("agrees with the model", func(t *testing.T) {
+		t.Parallel()
+		name, runs := redistest.Name(t), 0
+		rapid.Check(t, func(rt *rapid.T) {
+			if runs++; runs <= 25 {
+				modelAgrees(rt, r.client, name+"-"+strconv.Itoa(runs))
+			}
+		})
+	})
+	t.Run("dependencies on all nodes", func(t *testing.T) {
+		t.Parallel()
+		used := map[int]bool{}
+		var worlds []*world
+		name := redistest.Name(t)
+		for i := 0; i < 40 && (len(worlds) < 6 || len(used) < len(r.nodes)); i++ {
+			concurrency := &Limit{Name: "c", Kind: Concurrency, Per: PerTenant, Size: 2, Hold: time.Minute}
+			w := newWorld(t, r.client, name+strconv.Itoa(i), tokenLimit(5, "1/s"), concurrency)
+			defer w.close()
+			worlds, used[r.owner(t, w.name)] = append(worlds, w), true
+		}
+		require.Len(t, used, len(r.nodes))
+		for i := range worlds {
+			for j := range 7 { // no dependency's counts are another's
+				require.Equal(t, j < 5, worlds[i].of("t"+strconv.Itoa(j)).Outcome == Admitted)
+			}
+		}
+	})
+	t.Run("a slot moves", func(t *testing.T) {
+		t.Parallel()
+		for _, keyed := range []bool{false, true} {
+			r.moveWhileDeciding(t, keyed)
+		}
+	})
+}
+
+// moveWhileDeciding moves the slot of a dependency from node to node while callers ask, and looks that exactly as many
+// tokens are gone as callers were told.
+func (r *ring) moveWhileDeciding(t *testing.T, keyed bool) {
+	const capacity = 100_000
+	ctx := context.Background()
+	// The shipped clock: the test's reads a key that it does not declare.
+	l, name := tokenLimit(capacity, "1/d"), redistest.Name(t)
+	require.NoError(t, r.client.HSet(ctx, MetaKey(name), "v", 1, "b:rate", fmt.Sprintf("%d %d", epoch, capacity)).Err())
+	store := NewStore(r.client, StoreOptions{})
+	limiter := store.Limiter(name)
+	defer limiter.Close()
+	set := NewSet(1, []*Limit{l}, "default")
+	_, err := limiter.Do(ctx, Ask{Set: set}, 0)
+	require.NoError(t, err)
+
+	var admitted, failed, replayed atomic.Int64
+	admitted.Add(1)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	var odd sync.Map
+	for caller := range 8 {
+		wg.Go(func() {
+			for i := 0; !stop.Load(); i++ {
+				a := Ask{Set: set, ID: fmt.Sprintf("adm_%d_%d", caller, i)}
+				if keyed {
+					a.Key, a.Fingerprint, a.KeyTTL = fmt.Sprintf("k%d_%d", caller, i), "f", time.Minute
+				}
+				for {
+					ans, err := limiter.Do(ctx, a, 0)
+					switch {
+					case err == nil && ans.Replayed:
+						replayed.Add(1)
+					case err == nil && ans.Outcome == Admitted:
+						admitted.Add(1)
+					case errors.Is(err, ErrNotRun): // the slot is half here and half there for longer than is waited
+						failed.Add(1)
+						continue
+					default:
+						odd.Store(fmt.Sprint(ans.Outcome, " ", err), true)
+					}
+					break
+				}
+			}
+		})
+	}
+	begin := r.owner(t, name)
+	for hop := range 4 {
+		r.moveSlot(t, name, (begin+hop)%len(r.nodes), (begin+hop+1)%len(r.nodes))
+		was := admitted.Load()
+		require.Eventually(t, func() bool { return admitted.Load() > was+20 }, 10*time.Second, time.Millisecond)
+	}
+	stop.Store(true)
+	wg.Wait()
+	odd.Range(func(k, _ any) bool { t.Errorf("keyed %v: %v", keyed, k); return true })
+	ans, err := limiter.Do(ctx, Ask{Set: set, Verb: View}, 0)
+	require.NoError(t, err)
+	require.Equal(t, admitted.Load(), capacity-ans.Limits[0].Remaining, "keyed %v: taken and told", keyed)
+	require.Zero(t, replayed.Load(), "keyed %v: what failed was not run", keyed)
+	t.Logf("keyed %v: %d admitted, %d not run", keyed, admitted.Load(), failed.Load())
+}
+
+// moveSlot moves the slot as redis-cli does, key by key.
+func (r *ring) moveSlot(t *testing.T, name string, from, to int) {
+	t.Helper()
+	ctx := t.Context()
+	slot, err := r.nodes[from].ClusterKeySlot(ctx, MetaKey(name)).Result()
+	require.NoError(t, err)
+	set := func(node int, args ...any) {
+		require.NoError(t, r.nodes[node].Do(ctx, append([]any{"CLUSTER", "SETSLOT", slot}, args...)...).Err())
+	}
+	set(to, "IMPORTING", r.ids[from])
+	set(from, "MIGRATING", r.ids[to])
+	opts := r.nodes[to].Options()
+	for {
+		keys, err := r.nodes[from].ClusterGetKeysInSlot(ctx, int(slot), 10).Result()
+		require.NoError(t, err)
+		if len(keys) == 0 {
+			break
+		}
+		host, port := splitAddr(opts.Addr)
+		for _, k := range keys {
+			require.NoError(t, r.nodes[from].Migrate(ctx, host, port, k, 0, 10*time.Second).Err())
+		}
+	}
+	for _, node := range []int{to, from} {
+		set(node, "NODE", r.ids[to])
+	}
+	for i := range r.nodes {
+		if i != from && i != to {
+			set(i, "NODE", r.ids[to])
+		}
+	}
+}
+
+func splitAddr(addr string) (host, port string) {
+	host, port, _ = net.SplitHostPort(addr)
+	return host, port
+}
