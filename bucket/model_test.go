@@ -110,7 +110,7 @@ func (w *world) drawAsk(t *rapid.T, ids []string, owner map[string]Ask) Ask {
 		}
 		// A cost that never fits is refused before it comes here; Debt and shadow limits alone see one.
 		for i, l := range a.Set.limits {
-			if u := a.Set.unit[i]; u >= 0 && !l.Shadow && !(l.Kind == TokenBucket && l.Debt) {
+			if u := a.Set.unit[i]; u >= 0 && !l.Shadow && (l.Kind != TokenBucket || !l.Debt) {
 				a.Costs[u] = min(a.Costs[u], l.Size)
 			}
 		}

@@ -50,8 +50,7 @@ func fields(t reflect.Type, names map[string]bool) {
 	case reflect.Pointer, reflect.Slice, reflect.Map:
 		fields(t.Elem(), names)
 	case reflect.Struct:
-		for i := range t.NumField() {
-			f := t.Field(i)
+		for f := range t.Fields() {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			if yaml := f.Tag.Get("yaml"); yaml != "" {
 				name = yaml

@@ -260,6 +260,7 @@ func (d *decoder) scalar(n ast.Node, path admission.Path, v reflect.Value) {
 				return
 			}
 		}
+	default: // no document has fields of other kinds
 	}
 	d.fail(n, path, "is %s; needed is %s", kindOf(n), wanted(v.Type()))
 }
