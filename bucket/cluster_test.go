@@ -92,10 +92,65 @@ func TestDecideOnACluster(t *testing.T) {
 	})
 	t.Run("a slot moves", func(t *testing.T) {
 		t.Parallel()
-		for _, keyed := range []bool{false, true} {
-			r.moveWhileDeciding(t, keyed)
+		r.moveWhileDeciding(t, false)
+		r.moveWhileDeciding(t, true)
+	})
+	t.Run("a slot stays half moved", func(t *testing.T) {
+		t.Parallel()
+		r.decideHalfMoved(t, "")
+		r.decideHalfMoved(t, "key")
+		r.decideHalfMoved(t, "", &Limit{Name: "c", Kind: Concurrency, Per: PerDependency, Size: 2, Hold: time.Hour})
+	})
+}
+
+// settle puts a dependency onto the cluster, by the shipped clock: the test's reads a key that the script does not declare.
+func (r *ring) settle(t *testing.T, limits ...*Limit) (*Limiter, string, *Set) {
+	t.Helper()
+	name, fields := redistest.Name(t), []any{"v", 1}
+	for _, l := range limits {
+		fields = append(fields, "b:"+l.Name, fmt.Sprintf("%d %d", epoch-86_400_000_000_000, l.Size))
+	}
+	require.NoError(t, r.client.HSet(context.Background(), MetaKey(name), fields...).Err())
+	limiter := NewStore(r.client, StoreOptions{}).Limiter(name)
+	t.Cleanup(limiter.Close)
+	return limiter, name, NewSet(1, limits, "default")
+}
+
+// decideHalfMoved asks in each state that a moving slot can be in: what is asked for is refused as long as the keys lie on
+// both sides, within a bounded time, or decided by all that there is.
+func (r *ring) decideHalfMoved(t *testing.T, key string, more ...*Limit) {
+	const capacity = 5
+	ctx := context.Background()
+	limiter, name, set := r.settle(t, append([]*Limit{tokenLimit(capacity, "1/d")}, more...)...)
+	admitted := 0
+	ask := func() (err error) {
+		a := Ask{Set: set, ID: "adm_" + strconv.Itoa(admitted), Key: key, Fingerprint: "f", KeyTTL: time.Minute}
+		ans, err := limiter.Do(ctx, a, 0)
+		if err == nil && ans.Outcome == Admitted && !ans.Replayed {
+			admitted++
+		}
+		return err
+	}
+	require.NoError(t, ask())
+	from, states := r.owner(t, name), 0
+	to := (from + 1) % len(r.nodes)
+	r.moveSlot(t, name, from, to, func() {
+		states++
+		if err := ask(); err != nil {
+			require.ErrorIs(t, err, ErrNotRun)
 		}
 	})
+	require.GreaterOrEqual(t, states, 2)
+	for range 2 * capacity {
+		require.NoError(t, ask())
+	}
+	want := capacity
+	if key != "" {
+		want = 1
+	} else if len(more) > 0 {
+		want = int(more[0].Size)
+	}
+	require.Equal(t, want, admitted)
 }
 
 // moveWhileDeciding moves the slot of a dependency from node to node while callers ask, and looks that exactly as many
@@ -103,13 +158,7 @@ func TestDecideOnACluster(t *testing.T) {
 func (r *ring) moveWhileDeciding(t *testing.T, keyed bool) {
 	const capacity = 100_000
 	ctx := context.Background()
-	// The shipped clock: the test's reads a key that it does not declare.
-	l, name := tokenLimit(capacity, "1/d"), redistest.Name(t)
-	require.NoError(t, r.client.HSet(ctx, MetaKey(name), "v", 1, "b:rate", fmt.Sprintf("%d %d", epoch, capacity)).Err())
-	store := NewStore(r.client, StoreOptions{})
-	limiter := store.Limiter(name)
-	defer limiter.Close()
-	set := NewSet(1, []*Limit{l}, "default")
+	limiter, name, set := r.settle(t, tokenLimit(capacity, "1/d"))
 	_, err := limiter.Do(ctx, Ask{Set: set}, 0)
 	require.NoError(t, err)
 
@@ -145,7 +194,7 @@ func (r *ring) moveWhileDeciding(t *testing.T, keyed bool) {
 	}
 	begin := r.owner(t, name)
 	for hop := range 4 {
-		r.moveSlot(t, name, (begin+hop)%len(r.nodes), (begin+hop+1)%len(r.nodes))
+		r.moveSlot(t, name, (begin+hop)%len(r.nodes), (begin+hop+1)%len(r.nodes), func() {})
 		was := admitted.Load()
 		require.Eventually(t, func() bool { return admitted.Load() > was+20 }, 10*time.Second, time.Millisecond)
 	}
@@ -159,8 +208,8 @@ func (r *ring) moveWhileDeciding(t *testing.T, keyed bool) {
 	t.Logf("keyed %v: %d admitted, %d not run", keyed, admitted.Load(), failed.Load())
 }
 
-// moveSlot moves the slot as redis-cli does, key by key.
-func (r *ring) moveSlot(t *testing.T, name string, from, to int) {
+// moveSlot moves the slot as redis-cli does, key by key, and calls between after each key.
+func (r *ring) moveSlot(t *testing.T, name string, from, to int, between func()) {
 	t.Helper()
 	ctx := t.Context()
 	slot, err := r.nodes[from].ClusterKeySlot(ctx, MetaKey(name)).Result()
@@ -170,16 +219,17 @@ func (r *ring) moveSlot(t *testing.T, name string, from, to int) {
 	}
 	set(to, "IMPORTING", r.ids[from])
 	set(from, "MIGRATING", r.ids[to])
-	opts := r.nodes[to].Options()
+	host, port, err := net.SplitHostPort(r.nodes[to].Options().Addr)
+	require.NoError(t, err)
 	for {
 		keys, err := r.nodes[from].ClusterGetKeysInSlot(ctx, int(slot), 10).Result()
 		require.NoError(t, err)
 		if len(keys) == 0 {
 			break
 		}
-		host, port := splitAddr(opts.Addr)
 		for _, k := range keys {
-			require.NoError(t, r.nodes[from].Migrate(ctx, host, port, k, 0, 10*time.Second).Err())
+			require.NoError(t, r.nodes[from].Migrate(ctx, host, port, k, 0, 10*time.Second).Err(), k)
+			between()
 		}
 	}
 	for _, node := range []int{to, from} {
@@ -190,9 +240,4 @@ func (r *ring) moveSlot(t *testing.T, name string, from, to int) {
 			set(i, "NODE", r.ids[to])
 		}
 	}
-}
-
-func splitAddr(addr string) (host, port string) {
-	host, port, _ = net.SplitHostPort(addr)
-	return host, port
 }

@@ -41,6 +41,7 @@ type encoder struct {
 	rowArgs []any
 	hashes  map[string]int
 	shapes  map[shapeKey]int
+	sets    map[string]bool // sets of ends in keys
 	shapeN  int
 	shapeAr []any
 	items   []any
@@ -66,7 +67,7 @@ type rowKey struct {
 func newEncoder(prefix string) *encoder {
 	return &encoder{
 		prefix: prefix, keys: []string{prefix + "meta", stateKeyOf(prefix)},
-		rows: map[rowKey]int{}, hashes: map[string]int{}, shapes: map[shapeKey]int{}, tenantKeys: map[string]string{},
+		rows: map[rowKey]int{}, hashes: map[string]int{}, shapes: map[shapeKey]int{}, tenantKeys: map[string]string{}, sets: map[string]bool{},
 	}
 }
 
@@ -75,6 +76,7 @@ func (e *encoder) reset(now time.Time) {
 	e.now, e.shapeN = now, 0
 	clear(e.rows)
 	clear(e.hashes)
+	clear(e.sets)
 	clear(e.shapes)
 	clear(e.args) // they hold on to what callers gave
 	clear(e.items)
@@ -114,9 +116,13 @@ func (e *encoder) encode(now time.Time, version int64, batch []*call, number, re
 			}
 			flush()
 			e.item(a, shape, hash)
+			e.declare(a, hash)
 		}
 	}
 	flush()
+	if number != "" {
+		e.keys = append(e.keys, replyKey)
+	}
 	e.args = append(e.args, version, e.prefix, number, replyKey, len(e.rows))
 	e.args = append(e.args, e.rowArgs...)
 	e.args = append(e.args, e.shapeN)
@@ -255,6 +261,44 @@ func (e *encoder) item(a *Ask, shape, hash int) {
 	}
 }
 
+// declare adds to KEYS what the script names by itself. It would find them without, since they share the slot; but while a
+// cluster moves that slot, a call that does not declare them may fail between two writes instead of before the first.
+func (e *encoder) declare(a *Ask, hash int) {
+	if a.Key != "" {
+		e.keys = append(e.keys, e.prefix+"idem:"+a.Key)
+	}
+	if a.named() {
+		e.keys = append(e.keys, e.prefix+"g:"+a.ID)
+	}
+	for i, l := range a.Set.limits {
+		if l.Kind != Concurrency && l.Kind != SlidingLog {
+			continue
+		}
+		of := e.keys[1]
+		if l.ofTenant() {
+			of = e.keys[hash-1]
+		}
+		if key := of + "/" + a.Set.fields[i]; !e.sets[key] {
+			e.sets[key] = true
+			e.keys = append(e.keys, key)
+		}
+	}
+}
+
+// named reports whether the ask reads or leaves a grant.
+func (a *Ask) named() bool {
+	switch a.Verb {
+	case Take:
+		return !a.DryRun && (a.SettleWithin > 0 || a.Set.ends)
+	case Reserve:
+		return !a.DryRun
+	case View:
+		return false
+	case Undo, Settle, Release, Extend, Cancel:
+	}
+	return true
+}
+
 // keys is how many keys of the 256 of a batch the ask may add.
 func (a *Ask) keys() int {
 	n := 0
@@ -262,6 +306,9 @@ func (a *Ask) keys() int {
 		n++
 	}
 	if a.Key != "" {
+		n++
+	}
+	if a.named() {
 		n++
 	}
 	return n

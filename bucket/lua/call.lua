@@ -1,7 +1,8 @@
 -- Prelude 3, the call: one batch of asks and of verbs on grants, in order, on one dependency.
 --
--- KEYS  1 meta, 2 the dependency's state hash, 3.. the state hashes of tenants. All share one slot. Grants
---       (<prefix>g:<id>), remembered answers (<prefix>idem:<key>) and sets of ends are named by the script.
+-- KEYS  1 meta, 2 the dependency's state hash, then the state hashes of tenants, to which items refer by their place, and
+--       what the script names by itself: grants (<prefix>g:<id>), remembered answers (<prefix>idem:<key>), sets of ends,
+--       the reply's key. All share one slot.
 -- ARGV  1 policy version  2 key prefix  3 number of the call, "" where it is never repeated  4 its reply's key
 --       5 number of rows, then 14 values each (limits.lua)
 --       then number of shapes, then for each: anchor (0 none, 1 dependency, 2 tenant), number of charges, then row and

@@ -54,8 +54,8 @@ if stale then
   return {'stale', str(real)}
 end
 if gives then
-  -- What gives back must work when Redis is out of memory: after one write of this kind it lets the whole script pass.
-  redis.call('DEL', prefix .. 'none')
+  -- What gives back must work when Redis is out of memory: after one write that needs none it lets the whole script pass.
+  redis.call('PERSIST', meta)
 end
 
 local remembered = {}
