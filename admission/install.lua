@@ -4,6 +4,7 @@
 -- KEYS[1]  sluice:{d}:policy  hash: "<version>" = document, "at:<version>" = TIME in us when it was installed,
 --                             "max" = the highest version given, "sha" = fingerprint of that version's document
 -- KEYS[2]  sluice:{d}:meta    hash: "v" = current version, "b:<bucket>" = "<born_us> <level>", "clk" (read only)
+-- KEYS[3]  sluice:{d}:s       hash of the dependency's limits: "installed" marks that it was not lost since
 -- ARGV[1]  the document
 -- ARGV[2]  its fingerprint
 -- ARGV[3]  1 where this process has decided on the dependency before and finds it gone, else 0
@@ -80,6 +81,7 @@ end
 redis.call('HSET', policy, str(version), document, 'max', str(version), 'sha', sha)
 redis.call('HSETNX', policy, 'at:' .. str(version), str(real))
 redis.call('HSET', meta, 'v', str(version))
+redis.call('HSET', KEYS[3], 'installed', 1)
 
 local versions = {}
 for _, field in ipairs(redis.call('HKEYS', policy)) do

@@ -80,10 +80,15 @@ func (s *Store) Install(ctx context.Context, name string, doc DependencyDocument
 	}
 	sum := sha256.Sum256(text)
 	args := []any{text, hex.EncodeToString(sum[:]), flag(lost), keptVersions}
-	for _, l := range policy.Limits() {
-		if l.Kind == bucket.TokenBucket {
-			args = append(args, l.Name, l.Initial)
+	for i, l := range policy.Limits() {
+		if l.Kind != bucket.TokenBucket {
+			continue
 		}
+		level := l.Initial
+		if doc.Limits[i].Initial == nil {
+			level = bucket.MaxSize // full, also where a plan says that it holds more
+		}
+		args = append(args, l.Name, level)
 	}
 	reply, err := s.install.Run(ctx, s.client, policyKeys(name), args)
 	if err != nil {
@@ -180,7 +185,7 @@ func (s *Store) History(ctx context.Context, name string) ([]StoredVersion, erro
 // policyKeys are the keys of the scripts, in their order. A dependency's name is plain enough to stand in a key.
 func policyKeys(name string) []string {
 	prefix := "sluice:{" + name + "}:"
-	return []string{prefix + "policy", prefix + "meta"}
+	return []string{prefix + "policy", prefix + "meta", prefix + "s"}
 }
 
 // parseStored reads a stored document. What a newer release wrote and this one does not know is an error: a limit

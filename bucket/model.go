@@ -44,6 +44,7 @@ type grant struct {
 	charges        []charged
 	diffs          []int64
 	class, tenant  string
+	key            string
 }
 
 type charged struct {

@@ -18,7 +18,7 @@ func (m *Model) time() time.Time { return time.UnixMicro(m.clock.real) }
 func (m *Model) leave(a *Ask, f *failure, hit []int) Answer {
 	now := m.clock.now
 	g := &grant{
-		state: 'h', at: f.at, finish: -1, by: -1, reserved: a.Verb == Reserve, class: a.Class, tenant: a.Tenant,
+		state: 'h', at: f.at, finish: -1, by: -1, reserved: a.Verb == Reserve, class: a.Class, tenant: a.Tenant, key: a.Key,
 	}
 	for _, i := range hit {
 		l := a.Set.limits[i]
@@ -170,10 +170,13 @@ func (m *Model) release(a *Ask, g *grant, ans *Answer) {
 		ans.Replayed = true
 		return
 	}
+	if g.finish < 0 {
+		return
+	}
 	live := m.free(a, g)
 	g.state = 'l'
 	m.put(a.ID, g)
-	if g.finish >= 0 && !live {
+	if !live {
 		ans.Outcome = TooLate
 	}
 }
@@ -210,7 +213,7 @@ func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
 		ans.Replayed = true
 		return
 	}
-	if g.state != 'h' || !g.reserved || g.at <= m.clock.now {
+	if g.state == 's' || !g.reserved || g.at <= m.clock.now {
 		ans.Outcome = TooLate
 		return
 	}
@@ -218,20 +221,33 @@ func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
 	m.each(a, g, func(_ int, st counter, c charged) {
 		m.changes(c.key)
 		st.give(g.at, c.amount, c.amount, a.ID)
-		if b, ok := st.(*tokens); ok && len(b.promises) > 0 {
-			tail = max(tail, b.promises[len(b.promises)-1].slot)
-		}
+		tail = tailOf(st, tail)
 	})
-	if who, ordered := anchorOf(a); ordered && m.lasts[who] == g.at {
-		m.lasts[who] = tail
+	m.leaveLine(a, g.at, tail)
+	if g.key != "" {
+		delete(m.answers, g.key)
 	}
 	g.state = 'c'
 	m.put(a.ID, g)
 }
 
+// leaveLine gives back the place at the end of the line, where the slot was the last one.
+func (m *Model) leaveLine(a *Ask, slot, tail int64) {
+	if who, ordered := anchorOf(a); ordered && slot > m.clock.now && m.lasts[who] == slot {
+		m.lasts[who] = tail
+	}
+}
+
+func tailOf(st counter, tail int64) int64 {
+	if b, ok := st.(*tokens); ok && len(b.promises) > 0 {
+		return max(tail, b.promises[len(b.promises)-1].slot)
+	}
+	return tail
+}
+
 // undoTake gives back what a Take took whose caller never learned of it: Costs is what was taken, slot when.
 func (m *Model) undoTake(a *Ask) {
-	all := m.all(a)
+	all, tail := m.all(a), int64(0)
 	for i, l := range a.Set.limits {
 		c := int64(1)
 		if u := a.Set.unit[i]; u >= 0 {
@@ -240,8 +256,10 @@ func (m *Model) undoTake(a *Ask) {
 		if c > 0 && !l.Shadow {
 			m.changes(a.Set.key(i, a.Tenant))
 			all[i].give(a.slot, c, c, a.ID)
+			tail = tailOf(all[i], tail)
 		}
 	}
+	m.leaveLine(a, a.slot, tail)
 	delete(m.grants, a.ID)
 	m.dirty = true
 }

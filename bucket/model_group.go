@@ -58,13 +58,16 @@ func (m *Model) trial(f func() bool) {
 // group admits all asks or none.
 func (m *Model) group(asks []Ask) reply {
 	answers := make([]Answer, len(asks))
-	failed := -1
+	failed, fit := -1, int64(-2) // fit: of a reservation, behind the members before it
 	var f *failure
 	m.trial(func() bool {
 		for i := range asks {
 			answers[i], f = m.try(&asks[i])
 			if f != nil || answers[i].Outcome == Mismatch {
 				failed = i
+				if f != nil && asks[i].Verb == Reserve {
+					fit = m.whenFits(&asks[i], f)
+				}
 				return false
 			}
 		}
@@ -108,16 +111,19 @@ func (m *Model) group(asks []Ask) reply {
 		list, costs = append(list, states[k]), append(costs, totals[k])
 	}
 	a := &asks[failed]
-	waits := make([]int64, len(a.Set.limits))
 	all := m.all(a)
-	for j, l := range a.Set.limits {
-		if c := totals[a.Set.key(j, a.Tenant)]; c > 0 && !l.Shadow {
-			waits[j] = all[j].first(m.clock.now, c)
-			if waits[j] >= 0 {
-				waits[j] -= m.clock.now
+	waits := f.waits
+	if fit == -2 {
+		waits, fit = make([]int64, len(a.Set.limits)), m.joint(list, costs, m.clock.now, 1000)
+		for j, l := range a.Set.limits {
+			if c := totals[a.Set.key(j, a.Tenant)]; c > 0 && !l.Shadow {
+				waits[j] = all[j].first(m.clock.now, c)
+				if waits[j] >= 0 {
+					waits[j] -= m.clock.now
+				}
 			}
 		}
 	}
-	answers[failed], _ = m.refuse(a, all, waits, f.taken, m.joint(list, costs, m.clock.now, 1000), 0)
+	answers[failed], _ = m.refuse(a, all, waits, f.taken, fit, 0)
 	return reply{slices.Clip(answers)}
 }

@@ -52,10 +52,20 @@ local function open()
 end
 
 local births = {}
+local intact
 
--- birth returns when the bucket of that name was installed and with how many tokens. Without a record, which is a meta
--- hash that lost a field, it is born empty now.
-local function birth(name)
+-- birth returns when the bucket of that name was installed and with how many tokens, for one whose state in KEYS[h] is not
+-- there. Without a record, which is a meta hash that lost a field, it is born empty now; so is one of the whole dependency
+-- whose hash has lost the mark that the install script left there. A tenant's hash may have expired and tells nothing.
+local function birth(name, h)
+  if h == 2 then
+    if intact == nil then
+      intact = redis.call('HEXISTS', KEYS[2], 'installed') == 1
+    end
+    if not intact then
+      return now, 0
+    end
+  end
   local b = births[name]
   if not b then
     local raw = redis.call('HGET', meta, 'b:' .. name)

@@ -58,8 +58,6 @@ if gives then
   redis.call('PERSIST', meta)
 end
 
-local remembered = {}
-
 local function recall(key)
   local raw = remembered[key]
   if raw == nil then
@@ -122,6 +120,7 @@ local function leave(it, all, charged, am, waits, at)
   if finish >= 0 or by >= 0 or it.wait >= 0 then
     grant_write({
       id = it.id, state = 'h', at = at, finish = finish, by = by, reserved = it.wait >= 0, charges = charges, diffs = {},
+      key = it.key ~= '' and it.key or '-',
       class = it.class, tenant = it.tenant,
     })
   end
@@ -208,11 +207,15 @@ end
 local function group(it)
   local members = it.members
   local failed, f, mismatch
+  local fit -- of a reservation: behind the members before it
   local from = trial(function()
     for i = 1, #members do
       f, mismatch = rich(members[i])
       if f or mismatch then
         failed = i
+        if f and members[i].wait >= 0 then
+          fit = when_fits(members[i].shape, members[i].hash, f.list, f.costs, members[i].wait, f.at)
+        end
         return false
       end
     end
@@ -235,15 +238,19 @@ local function group(it)
       local list, costs, index = total(members)
       local all = resolve(m.shape, m.hash)
       local waits = {}
+      if fit then
+        index = {}
+        waits = f.waits
+      end
       for j = 1, #all do
         local k = index[all[j]]
-        waits[j] = 0
+        waits[j] = waits[j] or 0
         if k then
           local t = first(all[j], now, costs[k])
           waits[j] = t < 0 and -1 or t - now
         end
       end
-      refuse(m.shape, all, waits, f.am, joint(list, costs, now, 1000), nil, m.dry)
+      refuse(m.shape, all, waits, f.am, fit or joint(list, costs, now, 1000), nil, m.dry)
       views(m.shape, all, f.am, waits)
     end
   end

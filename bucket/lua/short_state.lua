@@ -72,7 +72,7 @@ local function short_add(r, h, raw)
       -- Within the minute of its last write, see short_save.
       fresh = floor(at / 60000000) ~= floor(now / 60000000)
     else
-      local born, level = birth(ARGV[row_at[r] + 4])
+      local born, level = birth(ARGV[row_at[r] + 4], h)
       used, at = max(0, row_size[r] - level) * row_unit[r], born
     end
     if used > 0 and at < now then

@@ -1,9 +1,10 @@
 -- Part 6 of decide: what an ask leaves behind, and the verbs on it.
 --
--- A grant is one string, "<state> <until> <slot> <end> <settle by> <reserved> <count> [<tenant's> <field> <amount>]*
--- [<difference>]*", then the class and the tenant on lines of their own. state: h held, l released, s settled,
+-- A grant is one string, "<state> <until> <slot> <end> <settle by> <reserved> <key> <count> [<tenant's> <field>
+-- <amount>]* [<difference>]*", then the class and the tenant on lines of their own. state: h held, l released, s settled,
 -- c cancelled. Times are the dependency's, -1 none; after `until` it is forgotten. Each charge names its limit's field and
 -- whether the state is the tenant's; the differences are what a settle booked.
+local remembered = {} -- by idempotency key, what this call read or wrote; false: nothing
 local KEEP = 60000000 -- a grant is remembered that long beyond its last use
 
 local function grant_key(id)
@@ -14,7 +15,7 @@ local grants = {} -- by id, what this call read: two verbs on one grant see each
 
 local function grant_write(g)
   local till = max(g.finish, g.by, g.at, now) + KEEP
-  local parts = {g.state, str(till), str(g.at), str(g.finish), str(g.by), g.reserved and '1' or '0', str(#g.charges)}
+  local parts = {g.state, str(till), str(g.at), str(g.finish), str(g.by), g.reserved and '1' or '0', g.key, str(#g.charges)}
   for i = 1, #g.charges do
     local c = g.charges[i]
     parts[#parts + 1] = (c.tenant and '1 ' or '0 ') .. c.field .. ' ' .. str(c.amount)
@@ -45,10 +46,10 @@ local function grant_read(id)
   end
   local g = {
     id = id, state = f[1], at = tonumber(f[3]), finish = tonumber(f[4]), by = tonumber(f[5]), reserved = f[6] == '1',
-    charges = {}, diffs = {}, class = class, tenant = tenant,
+    key = f[7], charges = {}, diffs = {}, class = class, tenant = tenant,
   }
-  local p = 8
-  for i = 1, tonumber(f[7]) do
+  local p = 9
+  for i = 1, tonumber(f[8]) do
     g.charges[i] = {tenant = f[p] == '1', field = f[p + 1], amount = tonumber(f[p + 2])}
     p = p + 3
   end
@@ -87,6 +88,24 @@ local function free(g, sh, h)
     end
   end)
   return live
+end
+
+-- leave_line gives back the place at the end of the line, where the slot was the last one. tail is the last that is left.
+local function leave_line(it, slot, tail)
+  if slot <= now then
+    return
+  end
+  local last = anchor_of(it.shape, it.hash)
+  if last and last.at == slot then
+    last.at, last.changed = tail, true
+  end
+end
+
+local function tail_of(st, tail)
+  if st.kind == TOKEN and #st.slots > 0 then
+    return max(tail, st.slots[#st.slots])
+  end
+  return tail
 end
 
 local verb = {}
@@ -142,11 +161,13 @@ function verb.l(it)
     put(7)
     return put(1)
   end
-  local live = free(g, it.shape, it.hash)
-  g.state = 'l'
-  grant_write(g)
-  if g.finish >= 0 and not live then
-    return put(5)
+  if g.finish >= 0 then
+    local live = free(g, it.shape, it.hash)
+    g.state = 'l'
+    grant_write(g)
+    if not live then
+      return put(5)
+    end
   end
   put(7)
   put(0)
@@ -186,20 +207,19 @@ function verb.c(it)
     put(7)
     return put(1)
   end
-  if g.state ~= 'h' or not g.reserved or g.at <= now then
+  if g.state == 's' or not g.reserved or g.at <= now then
     return put(5)
   end
   local tail = 0
   each_charge(g, it.shape, it.hash, function(st, c)
     give(st, g.at, c.amount, c.amount, g.id)
-    if st.kind == TOKEN and #st.slots > 0 then
-      tail = max(tail, st.slots[#st.slots])
-    end
+    tail = tail_of(st, tail)
   end)
-  -- The place at the end of the line is free again.
-  local last = anchor_of(it.shape, it.hash)
-  if last and last.at == g.at then
-    last.at, last.changed = tail, true
+  leave_line(it, g.at, tail)
+  if g.key ~= '-' then
+    -- Who asks again by the key has nothing to go by any more.
+    remembered[g.key] = false
+    writes[#writes + 1] = {'DEL', prefix .. 'idem:' .. g.key}
   end
   g.state = 'c'
   grant_write(g)
@@ -210,13 +230,16 @@ end
 -- u: what the caller of a take never learned of.
 function verb.u(it)
   local all = resolve(it.shape, it.hash)
+  local tail = 0
   for j = 1, #all do
     local st, u = all[j], it.shape.unit[j]
     local amount = u == 0 and 1 or it.amounts[u]
     if amount > 0 and not st.row.shadow then
       give(st, it.at, amount, amount, it.id)
+      tail = tail_of(st, tail)
     end
   end
+  leave_line(it, it.at, tail)
   writes[#writes + 1] = {'DEL', grant_key(it.id)}
   put(7)
 end
