@@ -14,15 +14,16 @@ import (
 // maxBatch is how many asks a batch holds at most.
 const maxBatch = 1000
 
-// batch is a compiled batch: what is asked, and the decisions, of which those on what can never fit are made.
+// batch is a compiled batch: what is asked, of which of the caller's asks it is, and the decisions on what can never fit.
 type batch struct {
-	asks      []bucket.Ask
-	index     []int // of each ask in decisions
-	decisions []Decision
-	together  bool
+	asks     []bucket.Ask
+	todo     []int
+	decided  map[int]Decision
+	together bool
 }
 
-func (p *Policy) compileBatch(asks []Ask, together bool, now time.Time) (batch, error) {
+// compileBatch compiles those of the asks that todo lists.
+func (p *Policy) compileBatch(asks []Ask, todo []int, together bool, now time.Time) (batch, error) {
 	most := maxBatch
 	if together {
 		most = bucket.MaxGroup
@@ -30,37 +31,73 @@ func (p *Policy) compileBatch(asks []Ask, together bool, now time.Time) (batch, 
 	if len(asks) == 0 || len(asks) > most {
 		return batch{}, &FieldError{Field: "items", Message: "must hold 1 to " + strconv.Itoa(most) + " asks"}
 	}
-	b := batch{decisions: make([]Decision, len(asks)), together: together}
-	never := -1
-	for i := range asks {
+	b := batch{decided: map[int]Decision{}, together: together}
+	for _, i := range todo {
+		at := "items[" + strconv.Itoa(i) + "]."
 		q, limit, err := p.compile(&asks[i])
 		if wrong, ok := errors.AsType[*FieldError](err); ok {
-			return batch{}, &FieldError{Field: "items[" + strconv.Itoa(i) + "]." + wrong.Field, Message: wrong.Message}
+			return batch{}, &FieldError{Field: at + wrong.Field, Message: wrong.Message}
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return batch{}, err
+		case together && asks[i].DryRun != asks[0].DryRun:
+			return batch{}, &FieldError{Field: at + "dry_run", Message: "must be the same for all items of an all-or-nothing batch"}
+		case limit != "":
+			b.decided[i] = p.neverFits(q.Set, limit, now)
+		default:
+			b.asks, b.todo = append(b.asks, q), append(b.todo, i)
 		}
-		if together && asks[i].DryRun != asks[0].DryRun {
-			return batch{}, &FieldError{
-				Field: "items[" + strconv.Itoa(i) + "].dry_run", Message: "must be the same for all items of an all-or-nothing batch",
-			}
-		}
-		if limit != "" {
-			b.decisions[i] = p.neverFits(q.Set, limit, now)
-			if never < 0 {
-				never = i
-			}
-			continue
-		}
-		b.asks, b.index = append(b.asks, q), append(b.index, i)
 	}
-	if together && never >= 0 {
-		for _, i := range b.index {
-			b.decisions[i] = p.decision(&b.asks[slices.Index(b.index, i)], &bucket.Answer{Outcome: bucket.Aborted, Now: now, BlockedBy: -1})
+	if !together {
+		return b, nil
+	}
+	if len(b.decided) == 0 {
+		if i, limit := sumNeverFits(b.asks); i >= 0 {
+			b.decided[b.todo[i]] = p.neverFits(b.asks[i].Set, limit, now)
 		}
-		b.asks, b.index = nil, nil
+	}
+	if len(b.decided) > 0 {
+		for k, i := range b.todo {
+			if _, done := b.decided[i]; !done {
+				b.decided[i] = p.decision(&b.asks[k], &bucket.Answer{Outcome: bucket.Aborted, Now: now, BlockedBy: -1})
+			}
+		}
+		b.asks, b.todo = nil, nil
 	}
 	return b, nil
+}
+
+// sumNeverFits names the ask with which what several asks take of one limit at the same instant is more than it ever has,
+// and the limit; -1: none. One ask alone may go into debt, and reservations have instants of their own.
+func sumNeverFits(asks []bucket.Ask) (int, string) {
+	type holder struct{ limit, tenant, class string }
+	sums, members := map[holder]int64{}, map[holder]int{}
+	for i := range asks {
+		q := &asks[i]
+		if q.Verb == bucket.Reserve {
+			continue
+		}
+		for j, l := range q.Set.Limits() {
+			h := holder{limit: l.Name}
+			if l.Per == bucket.PerTenant || l.Per == bucket.PerTenantClass {
+				h.tenant = q.Tenant
+			}
+			if l.Per == bucket.PerClass || l.Per == bucket.PerTenantClass {
+				h.class = q.Class
+			}
+			c := q.Least(j)
+			if c == 0 || l.Shadow {
+				continue
+			}
+			sums[h] += c
+			members[h]++
+			if members[h] > 1 && sums[h] > l.Size {
+				return i, l.Name
+			}
+		}
+	}
+	return -1, ""
 }
 
 // compileGrant turns an operation on a grant of the tenant and class into what the limits are asked.
@@ -132,9 +169,9 @@ func (g *Gate) Dependencies(ctx context.Context) ([]Summary, error) {
 		names[name] = true
 	}
 	g.mu.RUnlock()
-	if g.health.Allow() {
+	if g.health(nil).Allow() {
 		stored, err := g.policies.Names(ctx)
-		g.health.Report(err)
+		g.health(nil).Report(err)
 		for _, name := range stored {
 			names[name] = true
 		}
@@ -173,12 +210,12 @@ func (g *Gate) Dependency(ctx context.Context, name string) (Overview, error) {
 		o := Overview{
 			Summary: p.summary(), Now: g.store.Now(), Classes: p.Classes(), Limits: p.Limits(), StoreMode: g.mode(p),
 		}
-		if !g.health.Allow() {
+		if !g.health(p).Allow() {
 			return o, nil
 		}
 		shared := p.shared()
 		ans, err := e.limiter.Do(ctx, bucket.Ask{Set: shared, Verb: bucket.View}, p.StoreTimeout())
-		g.report(err)
+		g.report(e, p, err)
 		switch {
 		case err == nil:
 			o.Now = ans.Now
@@ -214,12 +251,16 @@ func (p *Policy) shared() *bucket.Set {
 // Ready says in words what is not ready: the store, or a policy that is not in it.
 func (g *Gate) Ready(ctx context.Context) []string {
 	var not []string
-	if g.health.Degraded() && !g.health.Allow() {
-		return []string{"the store does not answer in time"}
+	g.healths.Range(func(_, h any) bool {
+		if h.(*bucket.Health).Degraded() { //nolint:forcetypeassert // nothing else is stored
+			not = []string{"the store does not answer in time"}
+		}
+		return len(not) == 0
+	})
+	if len(not) > 0 {
+		return not
 	}
-	err := g.Check(ctx)
-	g.health.Report(err)
-	if err != nil {
+	if err := g.Check(ctx); err != nil {
 		not = append(not, err.Error())
 	} else if gone, err := g.lost(ctx, false); err == nil {
 		for _, e := range gone {

@@ -46,12 +46,12 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		return e, nil
 	case g.now().Before(until):
 		return nil, ErrUnknownDependency
-	case !g.health.Allow():
+	case !g.health(nil).Allow():
 		return nil, fmt.Errorf("dependency %.64q: %w", name, bucket.ErrUnavailable)
 	}
 	p, err := g.policies.Load(ctx, name)
 	if errors.Is(err, ErrUnknownDependency) {
-		g.health.Report(nil)
+		g.health(nil).Report(nil)
 		g.mu.Lock()
 		if len(g.missing) >= maxMissing {
 			clear(g.missing)
@@ -60,7 +60,7 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		g.mu.Unlock()
 		return nil, err
 	}
-	g.health.Report(err)
+	g.health(nil).Report(err)
 	if err != nil {
 		return nil, err
 	}

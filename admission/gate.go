@@ -48,8 +48,11 @@ type Gate struct {
 	client   redis.UniversalClient
 	store    *bucket.Store
 	policies *Store
-	health   *bucket.Health
 	now      func() time.Time
+
+	// healths has a Health for each store.timeout that policies have, since what is late for one is in time for another;
+	// that of 0 is the store's own.
+	healths sync.Map // time.Duration -> *bucket.Health
 
 	mu      sync.RWMutex
 	entries map[string]*entry
@@ -82,7 +85,6 @@ func NewGate(c GateConfig) *Gate {
 			}
 		},
 	})
-	g.health = bucket.NewHealth(g.now, g.modeChanged)
 	g.running, g.stop = context.WithCancel(context.Background())
 	g.background.Go(g.restoreLost)
 	return g
@@ -99,23 +101,45 @@ func (g *Gate) Close() {
 	}
 }
 
-// modeChanged is called once per change of the store's health.
-func (g *Gate) modeChanged(degraded bool) {
+// health is that of the store as the policy sees it; nil: as the gate itself does.
+func (g *Gate) health(p *Policy) *bucket.Health {
+	timeout := time.Duration(0)
+	if p != nil {
+		timeout = p.StoreTimeout()
+	}
+	if h, ok := g.healths.Load(timeout); ok {
+		return h.(*bucket.Health) //nolint:forcetypeassert // nothing else is stored
+	}
+	h, _ := g.healths.LoadOrStore(timeout, bucket.NewHealth(g.now, func(degraded bool) { g.modeChanged(timeout, degraded) }))
+	return h.(*bucket.Health) //nolint:forcetypeassert // nothing else is stored
+}
+
+// modeChanged is called once per change of the store's health as policies of that timeout see it.
+func (g *Gate) modeChanged(timeout time.Duration, degraded bool) {
 	if degraded {
-		g.log.Error("the store does not answer in time; asks are answered by each policy's store.on_failure")
+		g.log.ErrorContext(g.running, "the store does not answer in time; asks are answered by each policy's store.on_failure",
+			slog.Duration("timeout", timeout))
 	} else {
-		g.log.Info("the store answers again")
+		g.log.InfoContext(g.running, "the store answers again", slog.Duration("timeout", timeout))
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	for _, e := range g.entries {
-		g.metrics.StoreMode(e.name, g.mode(e.policy.Load()))
+		p := e.policy.Load()
+		if p.StoreTimeout() != timeout {
+			continue
+		}
+		mode := storeRedis
+		if degraded {
+			mode = string(p.OnFailure())
+		}
+		g.metrics.StoreMode(e.name, mode)
 	}
 }
 
 // mode is how the policy's asks are answered now.
 func (g *Gate) mode(p *Policy) string {
-	if p != nil && g.health.Degraded() {
+	if g.health(p).Degraded() {
 		return string(p.OnFailure())
 	}
 	return storeRedis
@@ -124,6 +148,12 @@ func (g *Gate) mode(p *Policy) string {
 // maxRounds is how often an ask is put to Redis at most: once, and again after the policy that it was compiled from was
 // found to be another, or gone.
 const maxRounds = 3
+
+// errMoving: the policy changed as often as an ask was put to Redis.
+var errMoving = fmt.Errorf("%w: the policy changes faster than it can be followed", bucket.ErrUnavailable)
+
+// grantTimeout bounds the verbs on a grant. Nobody can answer them without the store, and a repetition is safe.
+const grantTimeout = 2 * time.Second
 
 // Admit answers one ask. Errors: *FieldError, ErrUnknownDependency, bucket.ErrOverloaded, bucket.ErrClosed; and
 // bucket.ErrUnavailable where the store is in trouble and what was asked for cannot be answered without it. A plain ask is
@@ -142,18 +172,20 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 		if never != "" {
 			return p.neverFits(q.Set, never, g.store.Now()), nil
 		}
-		if !g.health.Allow() {
+		if !g.health(p).Allow() {
 			return g.withoutStore(p, q, bucket.ErrUnavailable)
 		}
 		ans, err := e.limiter.Do(ctx, q, p.StoreTimeout())
-		g.report(err)
+		g.report(e, p, err)
 		switch {
 		case err == nil:
 			return p.decision(&q, &ans), nil
 		case errors.Is(err, bucket.ErrUnavailable):
 			return g.withoutStore(p, q, err)
-		case round == maxRounds || !policyMoved(err):
+		case !policyMoved(err):
 			return Decision{}, err
+		case round == maxRounds:
+			return g.withoutStore(p, q, errMoving)
 		}
 		if err := g.follow(ctx, e, p, err); err != nil {
 			if errors.Is(err, bucket.ErrUnavailable) {
@@ -165,48 +197,84 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 }
 
 // AdmitBatch answers 1 to 1,000 asks in their order, each on its own or, with allOrNothing, 1 to 64 together or not at
-// all. Errors are as those of Admit; with one, nothing of an all-or-nothing batch was taken, and what others took is given
-// back where it can be.
+// all. Errors are as those of Admit and mean that nothing was taken; once some asks were decided, trouble with the others is
+// a decision on each of those.
 func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, allOrNothing bool) ([]Decision, error) {
 	e, err := g.entry(ctx, dependency)
 	if err != nil {
 		return nil, err
 	}
+	decisions := make([]Decision, len(asks))
+	todo := make([]int, len(asks))
+	for i := range todo {
+		todo[i] = i
+	}
 	for round := 1; ; round++ {
 		p := e.policy.Load()
-		b, err := p.compileBatch(asks, allOrNothing, g.store.Now())
+		b, err := p.compileBatch(asks, todo, allOrNothing, g.store.Now())
 		if err != nil {
 			return nil, err
 		}
-		if len(b.asks) == 0 {
-			return b.decisions, nil
+		for i, d := range b.decided {
+			decisions[i] = d
 		}
-		if !g.health.Allow() {
-			return g.batchWithoutStore(p, b, bucket.ErrUnavailable)
+		todo = b.todo
+		if len(todo) == 0 {
+			return decisions, nil
 		}
-		var answers []bucket.Answer
-		if allOrNothing {
-			answers, err = e.limiter.DoAll(ctx, b.asks, p.StoreTimeout())
+		if g.health(p).Allow() {
+			var answers []bucket.Answer
+			if allOrNothing {
+				answers, err = e.limiter.DoAll(ctx, b.asks, p.StoreTimeout())
+			} else {
+				answers, err = e.limiter.DoEach(ctx, b.asks, p.StoreTimeout())
+			}
+			g.report(e, p, err)
+			for i := range answers {
+				decisions[todo[i]] = p.decision(&b.asks[i], &answers[i])
+			}
+			todo, b.asks = todo[len(answers):], b.asks[len(answers):]
+			if err == nil {
+				return decisions, nil
+			}
+			if policyMoved(err) && round < maxRounds {
+				if err = g.follow(ctx, e, p, err); err == nil {
+					continue
+				}
+			} else if policyMoved(err) {
+				err = errMoving
+			}
 		} else {
-			answers, err = e.limiter.DoEach(ctx, b.asks, p.StoreTimeout())
+			err = bucket.ErrUnavailable
 		}
-		g.report(err)
-		for i := range answers {
-			b.decisions[b.index[i]] = p.decision(&b.asks[i], &answers[i])
+		return g.restOfBatch(p, b, todo, decisions, err)
+	}
+}
+
+// restOfBatch answers what was not decided: an error where nothing was, otherwise each as Admit would.
+func (g *Gate) restOfBatch(p *Policy, b batch, todo []int, decisions []Decision, cause error) ([]Decision, error) {
+	away := errors.Is(cause, bucket.ErrUnavailable)
+	if b.together && (!away || p.OnFailure() != FailOpen) {
+		return nil, cause
+	}
+	nothing := len(todo) == len(decisions)
+	for i := range todo {
+		d, err := Decision{}, cause
+		if away {
+			d, err = g.withoutStore(p, b.asks[i], cause)
 		}
 		switch {
-		case err == nil:
-			return b.decisions, nil
-		case errors.Is(err, bucket.ErrUnavailable):
-			b.asks, b.index = b.asks[len(answers):], b.index[len(answers):]
-			return g.batchWithoutStore(p, b, err)
-		case round == maxRounds || !policyMoved(err) || len(answers) > 0:
+		case err != nil && (nothing || b.together):
 			return nil, err
+		case err != nil:
+			d = g.refusedWithout(p, ReasonStoreUnavailable)
+			if errors.Is(err, bucket.ErrOverloaded) {
+				d.Reason = ReasonOverloaded
+			}
 		}
-		if err := g.follow(ctx, e, p, err); err != nil {
-			return nil, err
-		}
+		decisions[todo[i]] = d
 	}
+	return decisions, nil
 }
 
 // Grant settles, releases, extends or cancels what an admitted ask holds. Errors: *FieldError, ErrUnknownDependency,
@@ -219,27 +287,32 @@ func (g *Gate) Grant(ctx context.Context, dependency, id string, op GrantOp) (Se
 	if !validID(id) {
 		return Settlement{}, ErrUnknownGrant
 	}
-	if !g.health.Allow() {
+	p := e.policy.Load()
+	if !g.health(p).Allow() {
 		return Settlement{}, bucket.ErrUnavailable
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, grantTimeout, bucket.ErrTimeout)
+	defer cancel()
 	tenant, class, err := g.holder(ctx, e, id)
-	g.report(err)
+	g.report(e, p, err)
 	if err != nil {
 		return Settlement{}, err
 	}
 	for round := 1; ; round++ {
-		p := e.policy.Load()
+		p = e.policy.Load()
 		q, err := p.compileGrant(id, tenant, class, op)
 		if err != nil {
 			return Settlement{}, err
 		}
-		ans, err := e.limiter.Do(ctx, q, 0)
-		g.report(err)
+		ans, err := e.limiter.Do(ctx, q, grantTimeout)
+		g.report(e, p, err)
 		switch {
 		case err == nil:
 			return g.settlement(&q, &ans)
-		case round == maxRounds || !policyMoved(err):
+		case !policyMoved(err):
 			return Settlement{}, err
+		case round == maxRounds:
+			return Settlement{}, errMoving
 		}
 		if err := g.follow(ctx, e, p, err); err != nil {
 			return Settlement{}, err
@@ -256,12 +329,16 @@ func (g *Gate) holder(ctx context.Context, e *entry, id string) (tenant, class s
 	return tenant, class, err
 }
 
-// report tells the store's health what came of an ask. A policy that moved and a grant that is gone are answers too.
-func (g *Gate) report(err error) {
+// report tells the store's health what came of an ask. A policy that moved and a grant that is gone are answers too, and
+// all who waited for one call saw the same trouble.
+func (g *Gate) report(e *entry, p *Policy, err error) {
 	if policyMoved(err) || errors.Is(err, ErrUnknownGrant) {
 		err = nil
 	}
-	g.health.Report(err)
+	if errors.Is(err, bucket.ErrUnavailable) && !e.limiter.Overrun() {
+		return
+	}
+	g.health(p).Report(err)
 }
 
 func policyMoved(err error) bool {
@@ -287,18 +364,12 @@ func (g *Gate) withoutStore(p *Policy, q bucket.Ask, cause error) (Decision, err
 	return d, nil
 }
 
-func (g *Gate) batchWithoutStore(p *Policy, b batch, cause error) ([]Decision, error) {
-	if b.together && p.OnFailure() != FailOpen {
-		return nil, cause
+// refusedWithout refuses an ask that could not be decided.
+func (g *Gate) refusedWithout(p *Policy, reason Reason) Decision {
+	return Decision{
+		Outcome: OutcomeRejected, Reason: reason, RetryAfter: backSoon(), Source: SourceLocal, StoreMode: g.mode(p),
+		PolicyVersion: p.version, Now: g.store.Now(), Detail: "The store did not answer in time.",
 	}
-	for i := range b.asks {
-		d, err := g.withoutStore(p, b.asks[i], cause)
-		if err != nil {
-			return nil, err
-		}
-		b.decisions[b.index[i]] = d
-	}
-	return b.decisions, nil
 }
 
 // backSoon is a second and jitter: when to try a store that is away.

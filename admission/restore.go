@@ -12,6 +12,8 @@ import (
 )
 
 const (
+	// lookAround is how often a store that is away is tried by a write, so that it is found to be back without asks.
+	lookAround = 500 * time.Millisecond
 	// lookForLost is how often Redis is asked whether it was emptied, so that policies come back that nobody asks for.
 	lookForLost = time.Second
 	// lookAtAll is how often each policy is looked for; one that is lost alone also comes back with its next ask.
@@ -61,14 +63,15 @@ func (g *Gate) lost(ctx context.Context, all bool) ([]*entry, error) {
 	pipe := g.client.Pipeline()
 	found := make([]*redis.IntCmd, len(entries))
 	for i, e := range entries {
-		found[i] = pipe.Exists(ctx, bucket.MetaKey(e.name))
+		keys := policyKeys(e.name)
+		found[i] = pipe.Exists(ctx, keys[0], keys[1])
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, unavailable(ctx, "look for policies", err)
 	}
 	var gone []*entry
 	for i, e := range entries {
-		if found[i].Val() == 0 {
+		if found[i].Val() < 2 {
 			gone = append(gone, e)
 		}
 	}
@@ -77,18 +80,19 @@ func (g *Gate) lost(ctx context.Context, all bool) ([]*entry, error) {
 
 // restoreLost brings back what Redis lost although nobody asks for it. While the store is degraded it keeps still.
 func (g *Gate) restoreLost() {
-	tick := time.NewTicker(lookForLost)
+	tick := time.NewTicker(lookAround)
 	defer tick.Stop()
-	last := g.now()
+	last, looked := g.now(), g.now()
 	for {
 		select {
 		case <-g.running.Done():
 			return
 		case <-tick.C:
 		}
-		if g.health.Degraded() {
+		if g.probe() || g.now().Sub(looked) < lookForLost {
 			continue
 		}
+		looked = g.now()
 		all := g.now().Sub(last) >= lookAtAll
 		if all {
 			last = g.now()
@@ -104,4 +108,30 @@ func (g *Gate) restoreLost() {
 			}
 		}
 	}
+}
+
+// probeKey is written to find out whether the store takes writes again; what only reads would also succeed where Redis is
+// full or a replica.
+const probeKey = "sluice:probe"
+
+// probe tries the store for each timeout under which it is degraded; it reports whether there is any.
+func (g *Gate) probe() bool {
+	degraded := false
+	g.healths.Range(func(timeout, health any) bool {
+		h := health.(*bucket.Health) //nolint:forcetypeassert // nothing else is stored
+		degraded = degraded || h.Degraded()
+		if !h.Degraded() || !h.Allow() {
+			return true
+		}
+		begin := g.now()
+		err := g.client.Set(g.running, probeKey, "1", time.Minute).Err()
+		if err != nil {
+			err = unavailable(g.running, "probe", err)
+		} else if within := timeout.(time.Duration); within > 0 && g.now().Sub(begin) > within { //nolint:forcetypeassert // as above
+			err = bucket.ErrTimeout
+		}
+		h.Report(err)
+		return true
+	})
+	return degraded
 }

@@ -168,7 +168,8 @@ func (p *Policy) key(q *bucket.Ask, a *Ask) {
 	}
 	q.Key = idAlphabet.EncodeToString(h.Sum(nil))[:26]
 	h.Reset()
-	fmt.Fprintf(h, "%q %q %q %d %t", a.Tenant, a.Class, a.Mode, a.Wait, a.SettleLater)
+	class, mode := orText(a.Class, DefaultClass), orText(a.Mode, ModeReject)
+	fmt.Fprintf(h, "%q %q %q %d %t", a.Tenant, class, mode, a.Wait, a.SettleLater)
 	for _, costs := range []map[string]int64{a.Costs, a.MinCosts} {
 		for _, unit := range slices.Sorted(maps.Keys(costs)) {
 			fmt.Fprintf(h, " %q=%d", unit, costs[unit])

@@ -161,9 +161,12 @@ func (d *decoder) replayed(a *Ask, raw string) Answer {
 		}
 	}
 	ans.slot = 0
+	// Its slot stands; how far ahead it lies is told anew.
+	ans.StartIn = max(0, ans.Now.Add(ans.StartIn).Sub(d.now))
 	if settle >= 0 {
 		ans.SettleBy = ans.Now.Add(micros(settle))
 	}
+	ans.Now = d.now
 	d.bad = d.bad || r.bad
 	return ans
 }

@@ -212,6 +212,8 @@ func (m *Model) try(a *Ask) (Answer, *failure) {
 		default:
 			ans := *r.answer
 			ans.Replayed = true
+			ans.StartIn = max(0, ans.Now.Add(ans.StartIn).Sub(m.time()))
+			ans.Now = m.time()
 			if len(ans.Taken) != len(a.Set.units) || len(ans.Limits) != len(a.Set.limits) {
 				ans.Taken, ans.Limits = nil, nil // the policy's limits have changed since
 			}

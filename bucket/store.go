@@ -142,6 +142,7 @@ func (c *redisClock) observe(t time.Time) {
 
 // Limiter asks the limits of one dependency. It is safe for concurrent use; concurrent asks share script calls.
 type Limiter struct {
+	flight atomic.Pointer[flight] // the call under way, or the last one
 	store  *Store
 	prefix string
 	calls  *Coalescer[*call, reply]
@@ -234,6 +235,9 @@ func (l *Limiter) exec(batch []*call) ([]reply, error) {
 		l.number++
 		number, replyKey = strconv.FormatUint(l.number, 10), l.reply
 	}
+	f := &flight{begin: time.Now()}
+	l.flight.Store(f)
+	defer func() { f.took.Store(int64(time.Since(f.begin))) }()
 	now := l.store.Now()
 	for try := 0; ; try++ {
 		replies, at, err := l.send(batch, number, replyKey, now)
