@@ -227,7 +227,7 @@ func (p *Policy) decision(q *bucket.Ask, ans *bucket.Answer) Decision {
 	case bucket.Admitted:
 		admitted(&d, q, ans)
 	case bucket.Refused:
-		refused(&d, ans)
+		refused(&d, q, ans)
 	case bucket.Mismatch:
 		d.Outcome, d.Reason = OutcomeRejected, ReasonMismatch
 		d.Detail = "The idempotency key was used for another ask; use a new key for a new ask."
@@ -254,10 +254,14 @@ func admitted(d *Decision, q *bucket.Ask, ans *bucket.Answer) {
 	}
 }
 
-func refused(d *Decision, ans *bucket.Answer) {
+func refused(d *Decision, q *bucket.Ask, ans *bucket.Answer) {
 	d.Outcome, d.Reason = OutcomeRejected, ReasonLimit
 	for i := range d.Limits {
-		if s := &d.Limits[i]; s.Wait > 0 && !s.Limit.Shadow {
+		s := &d.Limits[i]
+		if q.Verb == bucket.Reserve && s.Limit.OnExceeded != bucket.Reject && s.Wait != bucket.Forever {
+			s.Wait = max(0, s.Wait-q.MaxWait) // a slot within its wait would do
+		}
+		if (s.Wait > 0 || i == ans.BlockedBy) && !s.Limit.Shadow {
 			d.Violated = append(d.Violated, s.Limit.Name)
 		}
 	}

@@ -41,7 +41,8 @@ type node struct {
 	server     *httpapi.Server
 	file       *policyFile
 	hangup     <-chan os.Signal
-	timeout    time.Duration
+	timeout    time.Duration // after the drain delay
+	delay      time.Duration
 	checkEvery time.Duration
 }
 
@@ -58,7 +59,7 @@ func newNode(c nodeConfig) *node {
 		Gate: gate, Catalog: gate, Metrics: metrics, Gatherer: registry, Logger: c.log, MaxInFlight: c.maxInFlight,
 	})
 	return &node{
-		log: c.log, gate: gate, file: c.file, hangup: c.hangup, timeout: c.shutdownTimeout, checkEvery: c.checkEvery,
+		log: c.log, gate: gate, file: c.file, hangup: c.hangup, timeout: c.shutdownTimeout, delay: c.drainDelay, checkEvery: c.checkEvery,
 		server: httpapi.NewServer(c.listener, handler, httpapi.ServerConfig{DrainDelay: c.drainDelay, Logger: c.log}),
 	}
 }
@@ -109,8 +110,8 @@ func (n *node) run(ctx context.Context) error {
 		return err
 	case <-ctx.Done():
 	}
-	n.log.InfoContext(ctx, "shutting down", slog.String("at_most", n.timeout.String()))
-	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
+	n.log.InfoContext(ctx, "shutting down", slog.String("at_most", (n.delay+n.timeout).String()))
+	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.delay+n.timeout)
 	defer cancel()
 	err := n.server.Shutdown(within)
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -94,7 +94,7 @@ func table() []row {
 		},
 		{
 			reason: admission.ReasonNotCancellable, errs: []error{admission.ErrNotCancellable},
-			status: http.StatusConflict, kind: typeBlank, detail: "The reservation's slot has come: its tokens are spent. Settle it if it was not used.",
+			status: http.StatusConflict, kind: typeBlank, detail: "Only a reservation whose slot lies ahead can be cancelled. Settle what was admitted and not used.",
 		},
 		{
 			reason: reasonGrantEnded, errs: []error{admission.ErrGrantEnded},

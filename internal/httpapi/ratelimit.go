@@ -31,7 +31,7 @@ func items(to []item, d *admission.Decision) []item {
 		if !s.Pressed || s.Limit.Shadow {
 			continue
 		}
-		it := item{state: s, refuses: refused && s.Wait > 0, left: min(max(0, s.Remaining), maxInteger)}
+		it := item{state: s, refuses: refused && s.Wait > 0 && s.Wait != bucket.Forever, left: min(max(0, s.Remaining), maxInteger)}
 		it.count()
 		to = append(to, it)
 	}
