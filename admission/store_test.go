@@ -302,6 +302,7 @@ func TestCorruptDocumentIsItsOwnTrouble(t *testing.T) {
 		_, err = good.Load(t.Context(), good.name)
 		require.NoError(t, err)
 	}
+	require.NoError(t, bad.client.HSet(t.Context(), bad.policy, field, `{`).Err())
 	history, err := bad.History(t.Context(), bad.name)
 	require.NoError(t, err)
 	require.Error(t, history[0].Err)
