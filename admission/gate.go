@@ -118,9 +118,9 @@ func (g *Gate) health(p *Policy) *bucket.Health {
 func (g *Gate) modeChanged(timeout time.Duration, degraded bool) {
 	if degraded {
 		g.log.ErrorContext(g.running, "the store does not answer in time; asks are answered by each policy's store.on_failure",
-			slog.Duration("timeout", timeout))
+			slog.String("timeout", timeout.String()))
 	} else {
-		g.log.InfoContext(g.running, "the store answers again", slog.Duration("timeout", timeout))
+		g.log.InfoContext(g.running, "the store answers again", slog.String("timeout", timeout.String()))
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
