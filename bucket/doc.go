@@ -2,8 +2,8 @@
 //
 // Limits come in five kinds (token bucket, concurrency, calendar quota, sliding window, sliding log). Their state lives
 // in Redis, all of a dependency on one slot; one script call checks every limit of every ask it carries and takes only
-// where all of them fit. The same arithmetic stands a second time in Go (Model): it is the oracle of the tests and what
-// answers where there is no Redis.
+// where all of them fit. The same arithmetic stands a second time in Go (model.go): it is the oracle of the tests, step
+// by step, and the ground for answers without Redis, which the client library brings.
 //
 // A call goes one way through the package:
 //

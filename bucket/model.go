@@ -2,9 +2,9 @@ package bucket
 
 import "math"
 
-// Model is the limits of one dependency in memory: the same decisions as the script's, by the same rules, in Go. It is
-// the oracle of the tests, and answers where there is no Redis. It is not safe for concurrent use.
-type Model struct {
+// model is the limits of one dependency in memory: the same decisions as the script's, by the same rules, in Go. It is
+// the oracle of the tests, and will answer in mode local. It is not safe for concurrent use.
+type model struct {
 	births  map[string]birth
 	states  map[stateKey]counter
 	lasts   map[holder]int64
@@ -52,10 +52,10 @@ type charged struct {
 	amount int64
 }
 
-// NewModel returns the limits of a dependency whose policy is installed at the instant, a time of the Redis clock in
-// microseconds. Token buckets start with their Initial level, and those installed by a later Install empty.
-func NewModel(at int64, limits []*Limit) *Model {
-	m := &Model{
+// newModel returns the limits of a dependency whose policy is installed at the instant, a time of the Redis clock in
+// microseconds. Token buckets start with their Initial level, and those installed by a later install empty.
+func newModel(at int64, limits []*Limit) *model {
+	m := &model{
 		births: map[string]birth{}, states: map[stateKey]counter{}, lasts: map[holder]int64{}, grants: map[string]*grant{},
 		answers: map[string]remembered{},
 	}
@@ -67,9 +67,9 @@ func NewModel(at int64, limits []*Limit) *Model {
 	return m
 }
 
-// Install records a policy that replaces the one in force: buckets that it adds start empty, those that it drops are
+// install records a policy that replaces the one in force: buckets that it adds start empty, those that it drops are
 // forgotten.
-func (m *Model) Install(at int64, limits []*Limit) {
+func (m *model) install(at int64, limits []*Limit) {
 	m.open(at)
 	old := m.births
 	m.births = map[string]birth{}
@@ -85,7 +85,7 @@ func (m *Model) Install(at int64, limits []*Limit) {
 	}
 }
 
-func (m *Model) open(at int64) {
+func (m *model) open(at int64) {
 	m.clock = clock{real: at, now: at + m.offset, offset: m.offset}
 	if back := m.seen - m.clock.now; back > 0 {
 		m.clock.offset += back
@@ -96,7 +96,7 @@ func (m *Model) open(at int64) {
 }
 
 // decide answers a batch at the instant of the Redis clock.
-func (m *Model) decide(at int64, batch []call) []reply {
+func (m *model) decide(at int64, batch []call) []reply {
 	m.open(at)
 	replies := make([]reply, len(batch))
 	for i := range batch {
@@ -123,7 +123,7 @@ func (m *Model) decide(at int64, batch []call) []reply {
 }
 
 // at brings one limit's state to the present, once per decision.
-func (m *Model) at(s *Set, i int, tenant string) counter {
+func (m *model) at(s *Set, i int, tenant string) counter {
 	k := s.key(i, tenant)
 	if st := m.loaded[k]; st != nil {
 		return st.counter
@@ -146,7 +146,7 @@ func (m *Model) at(s *Set, i int, tenant string) counter {
 	return st
 }
 
-func (m *Model) all(a *Ask) []counter {
+func (m *model) all(a *Ask) []counter {
 	list := make([]counter, len(a.Set.limits))
 	for i := range list {
 		list[i] = m.at(a.Set, i, a.Tenant)
@@ -154,7 +154,7 @@ func (m *Model) all(a *Ask) []counter {
 	return list
 }
 
-func (m *Model) one(a *Ask) Answer {
+func (m *model) one(a *Ask) Answer {
 	switch a.Verb {
 	case Take, Reserve:
 		if !a.DryRun {
@@ -178,7 +178,7 @@ func (m *Model) one(a *Ask) Answer {
 	return Answer{Outcome: Unknown}
 }
 
-func (m *Model) ask(a *Ask) Answer {
+func (m *model) ask(a *Ask) Answer {
 	ans, f := m.try(a)
 	if f != nil {
 		return m.refused(a, f)
@@ -199,7 +199,7 @@ type failure struct {
 }
 
 // try takes and returns the answer, or the failure.
-func (m *Model) try(a *Ask) (Answer, *failure) {
+func (m *model) try(a *Ask) (Answer, *failure) {
 	told := int64(0)
 	if a.Key != "" {
 		r, ok := m.answers[a.Key]
@@ -232,7 +232,7 @@ func (m *Model) try(a *Ask) (Answer, *failure) {
 func (f *failure) fits() bool { return f.list == nil }
 
 // attempt takes and lists the limits that it charged in hit, or says why it does not fit.
-func (m *Model) attempt(a *Ask, hit *[]int) *failure {
+func (m *model) attempt(a *Ask, hit *[]int) *failure {
 	s, now := a.Set, m.clock.now
 	f := &failure{all: m.all(a), at: now, waits: make([]int64, len(s.limits))}
 	f.taken = amounts(a, f.all)
@@ -340,7 +340,7 @@ func amounts(a *Ask, all []counter) []int64 {
 
 // joint is the first instant from `from` on at which every cost fits, -1: never. With a grid, only whole multiples of it
 // after now are tried.
-func (m *Model) joint(list []counter, costs []int64, from, grid int64) int64 {
+func (m *model) joint(list []counter, costs []int64, from, grid int64) int64 {
 	t := from
 	for range 1000 {
 		moved := false
@@ -362,7 +362,7 @@ func (m *Model) joint(list []counter, costs []int64, from, grid int64) int64 {
 }
 
 // whenFits is the first instant, on whole milliseconds, at which a refused ask fits.
-func (m *Model) whenFits(a *Ask, f *failure) int64 {
+func (m *model) whenFits(a *Ask, f *failure) int64 {
 	if a.Verb != Reserve {
 		return m.joint(f.list, f.costs, m.clock.now, 1000)
 	}
@@ -394,7 +394,7 @@ func (m *Model) whenFits(a *Ask, f *failure) int64 {
 	return -1
 }
 
-func (m *Model) refused(a *Ask, f *failure) Answer {
+func (m *model) refused(a *Ask, f *failure) Answer {
 	ans, back := m.refuse(a, f.all, f.waits, f.taken, m.whenFits(a, f), f.told)
 	if a.Key != "" && back > m.clock.now && !a.DryRun {
 		m.answers[a.Key] = remembered{told: back}
@@ -405,7 +405,7 @@ func (m *Model) refused(a *Ask, f *failure) Answer {
 
 // refuse answers an ask that fits at `fit`, -1: never. It spreads those refused together, unless this caller was told a
 // time before.
-func (m *Model) refuse(a *Ask, all []counter, waits, taken []int64, fit, told int64) (Answer, int64) {
+func (m *model) refuse(a *Ask, all []counter, waits, taken []int64, fit, told int64) (Answer, int64) {
 	now := m.clock.now
 	worst, blocked := int64(-1), -1
 	for i, l := range a.Set.limits {

@@ -12,10 +12,10 @@ func micros(us int64) time.Duration {
 	return time.Duration(us) * time.Microsecond
 }
 
-func (m *Model) time() time.Time { return time.UnixMicro(m.clock.real) }
+func (m *model) time() time.Time { return time.UnixMicro(m.clock.real) }
 
 // leave records what an admitted ask leaves behind, and answers.
-func (m *Model) leave(a *Ask, f *failure, hit []int) Answer {
+func (m *model) leave(a *Ask, f *failure, hit []int) Answer {
 	now := m.clock.now
 	g := &grant{
 		state: 'h', at: f.at, finish: -1, by: -1, reserved: a.Verb == Reserve, class: a.Class, tenant: a.Tenant, key: a.Key,
@@ -66,7 +66,7 @@ func (m *Model) leave(a *Ask, f *failure, hit []int) Answer {
 	return ans
 }
 
-func (m *Model) put(id string, g *grant) {
+func (m *model) put(id string, g *grant) {
 	if m.undone != nil {
 		if _, seen := m.undone.grants[id]; !seen {
 			m.undone.grants[id] = m.grants[id]
@@ -78,7 +78,7 @@ func (m *Model) put(id string, g *grant) {
 }
 
 // verb carries out what an ask wants of a grant.
-func (m *Model) verb(a *Ask) Answer {
+func (m *model) verb(a *Ask) Answer {
 	ans := Answer{Now: m.time(), BlockedBy: -1, ID: a.ID}
 	if a.Verb == Undo {
 		m.undoTake(a)
@@ -104,7 +104,7 @@ func (m *Model) verb(a *Ask) Answer {
 }
 
 // each calls f with the limit's index, its state and the charge of what the grant holds on limits that still exist.
-func (m *Model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
+func (m *model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
 	all := m.all(a)
 	for _, c := range g.charges {
 		for i := range all {
@@ -115,7 +115,7 @@ func (m *Model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
 	}
 }
 
-func (m *Model) free(a *Ask, g *grant) bool {
+func (m *model) free(a *Ask, g *grant) bool {
 	live := false
 	m.each(a, g, func(i int, st counter, c charged) {
 		if a.Set.limits[i].Kind == Concurrency {
@@ -126,7 +126,7 @@ func (m *Model) free(a *Ask, g *grant) bool {
 	return live
 }
 
-func (m *Model) settle(a *Ask, g *grant, ans *Answer) {
+func (m *model) settle(a *Ask, g *grant, ans *Answer) {
 	now := m.clock.now
 	if g.state == 's' {
 		ans.Replayed, ans.Taken = true, make([]int64, len(a.Set.units))
@@ -165,7 +165,7 @@ func (m *Model) settle(a *Ask, g *grant, ans *Answer) {
 	ans.Taken = diffs
 }
 
-func (m *Model) release(a *Ask, g *grant, ans *Answer) {
+func (m *model) release(a *Ask, g *grant, ans *Answer) {
 	if g.state != 'h' {
 		ans.Replayed = true
 		return
@@ -181,7 +181,7 @@ func (m *Model) release(a *Ask, g *grant, ans *Answer) {
 	}
 }
 
-func (m *Model) extend(a *Ask, g *grant, ans *Answer) {
+func (m *model) extend(a *Ask, g *grant, ans *Answer) {
 	finish := int64(-1)
 	if g.state == 'h' {
 		m.each(a, g, func(i int, st counter, c charged) {
@@ -208,7 +208,7 @@ func (m *Model) extend(a *Ask, g *grant, ans *Answer) {
 	ans.ExpiresAt = ans.Now.Add(micros(finish - m.clock.now))
 }
 
-func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
+func (m *model) cancel(a *Ask, g *grant, ans *Answer) {
 	if g.state == 'c' {
 		ans.Replayed = true
 		return
@@ -232,7 +232,7 @@ func (m *Model) cancel(a *Ask, g *grant, ans *Answer) {
 }
 
 // leaveLine gives back the place at the end of the line, where the slot was the last one.
-func (m *Model) leaveLine(a *Ask, slot, tail int64) {
+func (m *model) leaveLine(a *Ask, slot, tail int64) {
 	if who, ordered := anchorOf(a); ordered && slot > m.clock.now && m.lasts[who] == slot {
 		m.lasts[who] = tail
 	}
@@ -246,7 +246,7 @@ func tailOf(st counter, tail int64) int64 {
 }
 
 // undoTake gives back what a Take took whose caller never learned of it: Costs is what was taken, slot when.
-func (m *Model) undoTake(a *Ask) {
+func (m *model) undoTake(a *Ask) {
 	all, tail := m.all(a), int64(0)
 	for i, l := range a.Set.limits {
 		c := int64(1)

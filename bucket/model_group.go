@@ -14,7 +14,7 @@ type undo struct {
 }
 
 // changes is called before a state changes.
-func (m *Model) changes(k stateKey) {
+func (m *model) changes(k stateKey) {
 	m.dirty = true
 	st := m.loaded[k]
 	if m.undone != nil {
@@ -26,7 +26,7 @@ func (m *Model) changes(k stateKey) {
 }
 
 // trial runs f and takes back what it did unless it returns true.
-func (m *Model) trial(f func() bool) {
+func (m *model) trial(f func() bool) {
 	u := &undo{states: map[stateKey]loaded{}, lasts: map[holder]int64{}, grants: map[string]*grant{}, answers: map[string]*remembered{}}
 	maps.Copy(u.lasts, m.lasts)
 	m.undone = u
@@ -56,7 +56,7 @@ func (m *Model) trial(f func() bool) {
 }
 
 // group admits all asks or none.
-func (m *Model) group(asks []Ask) reply {
+func (m *model) group(asks []Ask) reply {
 	answers := make([]Answer, len(asks))
 	failed, fit := -1, int64(-2) // fit: of a reservation, behind the members before it
 	var f *failure

@@ -70,13 +70,6 @@ var luaVerbs string
 //go:embed lua/items.lua
 var luaItems string
 
-// ClockPrelude is the shipped source of the scripts' time, which knows Redis TIME only. A script of another package that
-// needs the dependency's time puts it, or what StoreOptions.Clock replaces it by, before DependencyPrelude.
-func ClockPrelude() string { return luaClock }
-
-// DependencyPrelude is the part of the scripts that reads a dependency's version and clock.
-func DependencyPrelude() string { return luaDependency }
-
 // StoreOptions are a Store's settings; the zero value is what production uses.
 type StoreOptions struct {
 	// Observe, if set, is told of every script call: how long it took and how it ended.

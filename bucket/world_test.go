@@ -50,7 +50,7 @@ type world struct {
 	now     int64
 	version int64
 	limits  []*Limit
-	model   *Model
+	model   *model
 	ids     int
 }
 
@@ -58,7 +58,7 @@ func newWorld(t require.TestingT, client redis.UniversalClient, name string, lim
 	w := &world{t: t, client: client, name: name, now: epoch, version: 1, limits: limits}
 	w.store = NewStore(client, StoreOptions{Clock: movedClock})
 	w.limiter = w.store.Limiter(name)
-	w.model = NewModel(epoch, limits)
+	w.model = newModel(epoch, limits)
 	w.move(0)
 	w.install(limits, true)
 	return w
@@ -79,7 +79,7 @@ func (w *world) install(limits []*Limit, first bool) {
 	w.limits = limits
 	if !first {
 		w.version++
-		w.model.Install(w.now, limits)
+		w.model.install(w.now, limits)
 	}
 	fields := []any{"v", w.version}
 	have := map[string]bool{}
