@@ -221,10 +221,12 @@ const (
 	maxEach = 64
 )
 
-// exec sends one batch. A call that changed nothing is repeated; one that may have run is, once, if its reply is kept.
+// exec sends one batch. A call that changed nothing is repeated; one that may have run is, once, if that takes nothing
+// twice: because its reply is kept under a number, or because each ask has a key under which its answer is remembered.
 func (l *Limiter) exec(batch []*call) ([]reply, error) {
 	number, replyKey := "", ""
-	if !plainBatch(batch) {
+	keyed := every(batch, (*Ask).keyed)
+	if !keyed && !every(batch, (*Ask).forgotten) {
 		l.number++
 		number, replyKey = strconv.FormatUint(l.number, 10), l.reply
 	}
@@ -236,12 +238,15 @@ func (l *Limiter) exec(batch []*call) ([]reply, error) {
 		replies, at, err := l.send(batch, number, replyKey, now)
 		switch {
 		case err == nil:
+			if keyed && try > 0 {
+				firstHand(batch, replies)
+			}
 			return replies, nil
 		case try >= 2:
 			return nil, err
 		case errors.Is(err, errStale):
 			now = at
-		case errors.Is(err, ErrUnavailable) && try == 0 && (number != "" || errors.Is(err, ErrNotRun)):
+		case errors.Is(err, ErrUnavailable) && try == 0 && (keyed || number != "" || errors.Is(err, ErrNotRun)):
 		default:
 			return nil, err
 		}
@@ -267,16 +272,35 @@ func (l *Limiter) send(batch []*call, number, replyKey string, now time.Time) ([
 	return replies, at, err
 }
 
-func plainBatch(batch []*call) bool {
+// every reports whether all asks of the batch are so and may be sent without a number; groups may not.
+func every(batch []*call, is func(*Ask) bool) bool {
 	for _, c := range batch {
 		if c.group {
 			return false
 		}
 		for i := range c.asks {
-			if a := &c.asks[i]; !a.plain() && a.Verb != View {
+			if !is(&c.asks[i]) {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// forgotten reports whether nothing is known of the ask but its answer, so that a repetition would take again.
+func (a *Ask) forgotten() bool { return a.plain() || a.Verb == View }
+
+// keyed reports whether the ask's answer is remembered where it took anything.
+func (a *Ask) keyed() bool { return a.Key != "" && (a.Verb == Take || a.Verb == Reserve) && !a.DryRun }
+
+// firstHand takes back from answers of a repeated call that they were given before: what was remembered under an ask's own
+// id was given to nobody.
+func firstHand(batch []*call, replies []reply) {
+	for i, c := range batch {
+		for j := range c.asks {
+			if ans := &replies[i].answers[j]; ans.ID == c.asks[j].ID {
+				ans.Replayed = false
+			}
+		}
+	}
 }
