@@ -27,14 +27,9 @@
 --         level is what the limit held before the run, in its own measure: credits used, or what a window counts
 --       9 what follows a 0, as one text
 local version = open()
-if not version then
-  return {'policy'}
-end
-if str(version) ~= ARGV[1] then
-  return {'changed', str(version)}
-end
 local prefix, number, reply_key = ARGV[2], ARGV[3], ARGV[4]
 if number ~= '' then
+  -- Before the version: what ran under another one must not run again.
   local raw = redis.call('GET', reply_key)
   if raw then
     local n, reply = string.match(raw, '^(%d+) (.*)$')
@@ -42,4 +37,10 @@ if number ~= '' then
       return cjson.decode(reply)
     end
   end
+end
+if not version then
+  return {'policy'}
+end
+if str(version) ~= ARGV[1] then
+  return {'changed', str(version)}
 end
