@@ -3,13 +3,13 @@
 --
 -- KEYS[1]  sluice:{d}:policy  hash: "<version>" = document, "at:<version>" = TIME in us when it was installed,
 --                             "max" = the highest version given, "sha" = fingerprint of that version's document
--- KEYS[2]  sluice:{d}:meta    hash: "v" = current version, "b:<bucket>" = "<born_us> <level>", "clk" (read only)
--- KEYS[3]  sluice:{d}:s       hash of the dependency's limits: "installed" marks that it was not lost since
+-- KEYS[2]  sluice:{d}:meta    hash: "v" = current version, "b:<identity>" = "<born_us> <level>", "clk" (read only)
+-- KEYS[3]  sluice:{d}:s       hash of the dependency's limits: "installed" is since when it is whole, 1 from the first
 -- ARGV[1]  the document
 -- ARGV[2]  its fingerprint
 -- ARGV[3]  1 where this process has decided on the dependency before and finds it gone, else 0
 -- ARGV[4]  how many versions to keep
--- ARGV[5..]  name and initial level in tokens of each token bucket, in pairs
+-- ARGV[5..]  identity and initial level in tokens of each token bucket, in pairs
 -- returns  {version, 1 if anything was installed else 0}
 --
 -- A version number never stands for two documents, because a process that holds an old one must not be taken for one
@@ -81,7 +81,7 @@ end
 redis.call('HSET', policy, str(version), document, 'max', str(version), 'sha', sha)
 redis.call('HSETNX', policy, 'at:' .. str(version), str(real))
 redis.call('HSET', meta, 'v', str(version))
-redis.call('HSET', KEYS[3], 'installed', 1)
+redis.call('HSETNX', KEYS[3], 'installed', existed and str(born) or '1')
 
 local versions = {}
 for _, field in ipairs(redis.call('HKEYS', policy)) do

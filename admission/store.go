@@ -86,9 +86,9 @@ func (s *Store) Install(ctx context.Context, name string, doc DependencyDocument
 		}
 		level := l.Initial
 		if doc.Limits[i].Initial == nil {
-			level = bucket.MaxSize // full, also where a plan says that it holds more
+			level = bucket.MaxCredits // full, also where a plan says that it holds more
 		}
-		args = append(args, l.Name, level)
+		args = append(args, l.Identity(), level)
 	}
 	reply, err := s.install.Run(ctx, s.client, policyKeys(name), args)
 	if err != nil {

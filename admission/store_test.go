@@ -60,7 +60,7 @@ func (s *stored) put(t *testing.T, d admission.DependencyDocument, lost bool) (v
 // birth is when the bucket was born, in microseconds, and at which level.
 func (s *stored) birth(t *testing.T, bucketName string) (born, level int64) {
 	t.Helper()
-	text, err := s.client.HGet(t.Context(), s.meta, "b:"+bucketName).Result()
+	text, err := s.client.HGet(t.Context(), s.meta, "b:td:"+bucketName).Result()
 	require.NoError(t, err)
 	_, err = fmt.Sscanf(text, "%d %d", &born, &level)
 	require.NoError(t, err)
@@ -87,7 +87,7 @@ func TestInstallAndLoad(t *testing.T) {
 	require.True(t, changed)
 	require.GreaterOrEqual(t, first, before, "the first number is the time")
 	born, level := s.birth(t, "rate")
-	require.Equal(t, bucket.MaxSize, level, "a new dependency begins full, whatever a plan says that full is")
+	require.Equal(t, bucket.MaxCredits, level, "a new dependency begins full, whatever a plan says that full is")
 	require.GreaterOrEqual(t, born, before)
 
 	p, err := s.Load(t.Context(), s.name)
@@ -150,7 +150,7 @@ func TestBirths(t *testing.T) {
 	t.Parallel()
 	s := newStore(t)
 	s.put(t, buckets(t, "rate", 5, "other", 7), false)
-	require.NoError(t, s.client.HSet(t.Context(), s.meta, "b:rate", "1000 3").Err())
+	require.NoError(t, s.client.HSet(t.Context(), s.meta, "b:td:rate", "1000 3").Err())
 
 	s.put(t, buckets(t, "rate", 50, "added", 9), false)
 	born, level := s.birth(t, "rate")
@@ -158,18 +158,18 @@ func TestBirths(t *testing.T) {
 	born, level = s.birth(t, "added")
 	require.Zero(t, level, "a limit that is added begins empty")
 	require.InDelta(t, s.now(t), born, 5e6)
-	require.False(t, s.client.HExists(t.Context(), s.meta, "b:other").Val(), "a limit that is gone is dropped")
+	require.False(t, s.client.HExists(t.Context(), s.meta, "b:td:other").Val(), "a limit that is gone is dropped")
 
 	_, level = func() (int64, int64) { s.put(t, buckets(t, "renamed", 50), false); return s.birth(t, "renamed") }()
 	require.Zero(t, level, "who renames a limit gets no second capacity")
 
-	require.NoError(t, s.client.HDel(t.Context(), s.meta, "b:renamed").Err())
+	require.NoError(t, s.client.HDel(t.Context(), s.meta, "b:td:renamed").Err())
 	_, changed := s.put(t, buckets(t, "renamed", 50), false)
 	require.False(t, changed)
 	_, level = s.birth(t, "renamed")
 	require.Zero(t, level, "a birth that was lost is mended, empty")
 
-	require.NoError(t, s.client.HSet(t.Context(), s.meta, "b:renamed", "rubbish").Err())
+	require.NoError(t, s.client.HSet(t.Context(), s.meta, "b:td:renamed", "rubbish").Err())
 	s.put(t, buckets(t, "renamed", 50), false)
 	_, level = s.birth(t, "renamed")
 	require.Zero(t, level)
@@ -251,11 +251,11 @@ func TestVersionsAreNeverReused(t *testing.T) {
 				_, level := s.birth(t, "rate")
 				switch name {
 				case "both":
-					require.Equal(t, bucket.MaxSize, level)
+					require.Equal(t, bucket.MaxCredits, level)
 				case "meta":
 					require.Zero(t, level, "it was there before, so nobody gets a second capacity")
 				default:
-					require.Equal(t, bucket.MaxSize, level, "births survive")
+					require.Equal(t, bucket.MaxCredits, level, "births survive")
 				}
 				again, changed := s.put(t, buckets(t, "rate", capacity), false)
 				require.Equal(t, version, again)

@@ -222,7 +222,7 @@ func (e *encoder) row(l *Limit, field string) int {
 		life = 3 * l.Window.Milliseconds()
 	}
 	ttl := life + 3*MaxAhead.Milliseconds()
-	e.rowArgs = append(e.rowArgs, kind, flag(l.ofTenant()), field, l.Name, flag(l.Shadow), flag(l.OnExceeded == Reject),
+	e.rowArgs = append(e.rowArgs, kind, flag(l.ofTenant()), field, l.Identity(), flag(l.Shadow), flag(l.OnExceeded == Reject),
 		l.Size, sp.N, sp.P, ttl, a, b, c, d)
 	e.rows[k] = len(e.rows) + 1
 	return e.rows[k]

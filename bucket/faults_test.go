@@ -51,7 +51,7 @@ func (p *plant) install(name string) {
 	fields := []any{"v", 1}
 	for _, l := range p.set.limits {
 		if l.Kind == TokenBucket {
-			fields = append(fields, "b:"+l.Name, fmt.Sprintf("%d %d", epoch-86_400_000_000_000, l.Size))
+			fields = append(fields, "b:"+l.Identity(), fmt.Sprintf("%d %d", epoch-86_400_000_000_000, l.Size))
 		}
 	}
 	require.NoError(p.t, p.past.HSet(context.Background(), MetaKey(name), fields...).Err())

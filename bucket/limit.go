@@ -51,7 +51,7 @@ const Requests = "requests"
 const (
 	// MaxCredits bounds Size x Refill.P of a token bucket, and Size x milliseconds of a sliding window.
 	MaxCredits = int64(1) << 52
-	// MaxSize bounds the size of every limit, and every cost.
+	// MaxSize bounds every cost, and the sizes of the limits that have no bound of their own below.
 	MaxSize = int64(1) << 40
 	// MaxLog bounds the size of a sliding log, which keeps every charge.
 	MaxLog = 1000
@@ -89,12 +89,23 @@ func (l *Limit) AppliesTo(class string) bool {
 // ofTenant reports whether the limit's state is kept with the tenant.
 func (l *Limit) ofTenant() bool { return l.Per == PerTenant || l.Per == PerTenantClass }
 
+// Identity names what the limit counts: its name together with its kind, whom it counts for, and its unit. A limit that
+// changes any of them counts anew under the same name, as one that is renamed does; with other parameters it goes on.
+func (l *Limit) Identity() string {
+	kind := map[Kind]string{TokenBucket: "t", Concurrency: "c", Quota: "q", SlidingWindow: "w", SlidingLog: "l"}[l.Kind]
+	per := map[Per]string{PerDependency: "d", PerTenant: "t", PerClass: "c", PerTenantClass: "b"}[l.Per]
+	if l.Kind == Concurrency || l.Unit == Requests {
+		return kind + per + ":" + l.Name
+	}
+	return kind + per + ":" + l.Name + ":" + l.Unit
+}
+
 // field names the limit's state in the hash that holds it.
 func (l *Limit) field(class string) string {
 	if l.Per == PerClass || l.Per == PerTenantClass {
-		return l.Name + "/" + class
+		return l.Identity() + "/" + class
 	}
-	return l.Name
+	return l.Identity()
 }
 
 // spacing is the time in which the limit yields one unit in the long run: what losers of a crowd are spread by.

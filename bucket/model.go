@@ -61,7 +61,7 @@ func newModel(at int64, limits []*Limit) *model {
 	}
 	for _, l := range limits {
 		if l.Kind == TokenBucket {
-			m.births[l.Name] = birth{at, l.Initial}
+			m.births[l.Identity()] = birth{at, l.Initial}
 		}
 	}
 	return m
@@ -77,11 +77,11 @@ func (m *model) install(at int64, limits []*Limit) {
 		if l.Kind != TokenBucket {
 			continue
 		}
-		b, ok := old[l.Name]
+		b, ok := old[l.Identity()]
 		if !ok {
 			b = birth{m.clock.now, 0}
 		}
-		m.births[l.Name] = b
+		m.births[l.Identity()] = b
 	}
 }
 
@@ -134,7 +134,7 @@ func (m *model) at(s *Set, i int, tenant string) counter {
 	} else {
 		st = newCounter(s.limits[i])
 		if t, is := st.(*tokens); is {
-			b, known := m.births[s.limits[i].Name]
+			b, known := m.births[s.limits[i].Identity()]
 			if !known {
 				b = birth{m.clock.now, 0}
 			}

@@ -66,7 +66,7 @@ func drawChange(t *rapid.T, limits []*Limit) []*Limit {
 	out := append([]*Limit(nil), limits...)
 	i := rapid.IntRange(0, len(out)-1).Draw(t, "which")
 	l := *out[i]
-	switch rapid.IntRange(0, 3).Draw(t, "change") {
+	switch rapid.IntRange(0, 4).Draw(t, "change") {
 	case 0:
 		l.Size = rapid.Int64Range(1, 20).Draw(t, "size")
 		l.Initial = min(l.Initial, l.Size)
@@ -87,6 +87,10 @@ func drawChange(t *rapid.T, limits []*Limit) []*Limit {
 		return append(out, drawLimit(t, len(out)+10))
 	case 3:
 		l.Shadow = !l.Shadow
+	case 4: // of any kind, scope and unit, under the same name
+		was := l.Name
+		l = *drawLimit(t, i)
+		l.Name = was
 	}
 	out[i] = &l
 	return out

@@ -310,3 +310,69 @@ func TestP12ChangeKeepsCounters(t *testing.T) {
 		require.Equal(t, Refused, w.of("").Outcome, "a renamed bucket starts empty")
 	})
 }
+
+// TestP12ChangedKindCountsAnew: a limit of another kind, scope or unit under the same name is a new limit; what is left of
+// the one before is not read, and a bucket begins empty.
+func TestP12ChangedKindCountsAnew(t *testing.T) {
+	t.Parallel()
+	kinds := everyKind(PerDependency)
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		for from := range kinds {
+			for to := range kinds {
+				for _, per := range []Per{PerDependency, PerTenant, PerClass} {
+					was, is := *kinds[from], *kinds[to]
+					was.Name, is.Name, is.Per = "rate", "rate", per
+					if from == to && per == was.Per {
+						is.Unit = "tokens"
+					}
+					if from == to && per == was.Per && from == Concurrency {
+						continue // it counts no unit
+					}
+					t.Run(string(from+"-"+to)+"-"+string(per), func(t *testing.T) {
+						w := newWorld(t, client, redistest.Name(t), &was)
+						defer w.close()
+						a := Ask{Set: w.set("default"), ID: w.id(), Class: "default"}
+						require.Equal(t, Admitted, w.ask(a).Outcome)
+						w.install([]*Limit{&is}, false)
+						want := is.Size
+						if to == TokenBucket {
+							want = 0
+						}
+						require.Equal(t, want, w.view("default", "")[0].Remaining)
+						w.move(3_000_000)
+						require.Equal(t, Admitted, w.of("").Outcome)
+						w.install([]*Limit{&was}, false)
+						w.of("")
+						w.ask(Ask{Set: w.set("default"), Verb: Release, ID: a.ID})
+					})
+				}
+			}
+		}
+	})
+}
+
+// TestLostStateStartsEmpty: where the hash of a dependency's limits is gone, its buckets are empty and fill from then on,
+// whichever of them is looked at first, and also where the policy is installed again meanwhile.
+func TestLostStateStartsEmpty(t *testing.T) {
+	t.Parallel()
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		one, two := tokenLimit(5, "1/s"), tokenLimit(5, "1/s")
+		two.Name = "two"
+		w := newWorld(t, client, redistest.Name(t), one, two)
+		defer w.close()
+		require.NoError(t, client.Del(t.Context(), stateKeyOf(Prefix(w.name))).Err())
+		remaining := func() (left []int64) {
+			for _, st := range w.redis(callOf(Ask{Set: w.set("default"), Verb: View}))[0].answers[0].Limits {
+				left = append(left, st.Remaining)
+			}
+			return left
+		}
+		require.Equal(t, []int64{0, 0}, remaining())
+		require.Equal(t, Refused, w.redis(callOf(Ask{Set: w.set("default"), ID: w.id()}))[0].answers[0].Outcome)
+		w.move(3_000_000)
+		require.Equal(t, []int64{3, 3}, remaining())
+		for i := range 4 {
+			require.Equal(t, i < 3, w.redis(callOf(Ask{Set: w.set("default"), ID: w.id()}))[0].answers[0].Outcome == Admitted)
+		}
+	})
+}

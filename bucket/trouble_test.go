@@ -89,7 +89,7 @@ func TestReadOnlyReplica(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, client.Do(ctx, "REPLICAOF", host, port).Err())
 	require.Eventually(t, func() bool {
-		return client.HExists(ctx, stateKeyOf(Prefix(p.name)), "rate").Val()
+		return client.HExists(ctx, stateKeyOf(Prefix(p.name)), "td:rate").Val()
 	}, 20*time.Second, time.Millisecond)
 	limiter := NewStore(client, StoreOptions{}).Limiter(p.name)
 	defer limiter.Close()
@@ -181,7 +181,7 @@ func (p *plant) sorts() map[string]string {
 				}
 			}
 		}
-		sorts[sort] = k
+		sorts[strings.NewReplacer("/cd:", "/", "/lt:", "/").Replace(sort)] = k
 	}
 	return sorts
 }
@@ -205,12 +205,12 @@ func TestAnyKeyDeleted(t *testing.T) {
 				}
 				p.install(p.name)
 			}
-			if sort == "s" { // what the dependency's buckets held is not known, so they start empty
+			if sort == "s" { // what the dependency's buckets held is not known
 				lost, err := p.do(plain)
 				require.NoError(t, err)
 				require.Equal(t, Refused, lost.Outcome)
 				require.Equal(t, "rate", p.set.Limits()[lost.BlockedBy].Name)
-				return
+				return // TestLostStateStartsEmpty goes on
 			}
 			left := p.must(plain).Limits
 			want := []int64{plantCapacity - 3, 47, 47, 47, 47}
@@ -247,7 +247,7 @@ func TestAnyKeyDeleted(t *testing.T) {
 func TestLostBirth(t *testing.T) {
 	t.Parallel()
 	p := newPlant(t)
-	require.NoError(t, p.past.HDel(t.Context(), MetaKey(p.name), "b:rate").Err())
+	require.NoError(t, p.past.HDel(t.Context(), MetaKey(p.name), "b:td:rate").Err())
 	ans, err := p.do(p.ask(Take))
 	require.NoError(t, err)
 	require.Equal(t, Refused, ans.Outcome)

@@ -85,9 +85,9 @@ func (w *world) install(limits []*Limit, first bool) {
 	have := map[string]bool{}
 	for _, l := range limits {
 		if l.Kind == TokenBucket {
-			b := w.model.births[l.Name]
-			fields = append(fields, "b:"+l.Name, strconv.FormatInt(b.at, 10)+" "+strconv.FormatInt(b.level, 10))
-			have["b:"+l.Name] = true
+			b := w.model.births[l.Identity()]
+			fields = append(fields, "b:"+l.Identity(), strconv.FormatInt(b.at, 10)+" "+strconv.FormatInt(b.level, 10))
+			have["b:"+l.Identity()] = true
 		}
 	}
 	old, err := w.client.HKeys(ctx, MetaKey(w.name)).Result()

@@ -11,7 +11,7 @@ end
 
 for i = 1, num() do
   rows[i] = {
-    kind = num(), tenant = num() == 1, field = arg(), name = arg(), shadow = num() == 1, reject = num() == 1,
+    kind = num(), tenant = num() == 1, field = arg(), identity = arg(), shadow = num() == 1, reject = num() == 1,
     size = num(), space_n = num(), space_p = num(), ttl = num(), a = num(), b = num(), c = num(), d = num(),
   }
 end

@@ -4,7 +4,7 @@
 --   v          version of the policy in force; only the install script writes it
 --   clk        "<offset_us> <seen_us>": the dependency's time is TIME + offset, and never before seen
 --   last       the last slot given, where some token bucket counts for the whole dependency
---   b:<limit>  "<born_us> <level>": when a token bucket was installed, and with how many tokens
+--   b:<identity>  "<born_us> <level>": when a token bucket was installed, and with how many tokens
 --
 -- All stored times are the dependency's own, so a TIME that steps back shifts nothing: the offset grows instead.
 -- Calendar windows alone are kept in TIME.
@@ -52,31 +52,37 @@ local function open()
 end
 
 local births = {}
-local intact
+local whole_since
 
--- birth returns when the bucket of that name was installed and with how many tokens, for one whose state in KEYS[h] is not
--- there. Without a record, which is a meta hash that lost a field, it is born empty now; so is one of the whole dependency
--- whose hash has lost the mark that the install script left there. A tenant's hash may have expired and tells nothing.
-local function birth(name, h)
-  if h == 2 then
-    if intact == nil then
-      intact = redis.call('HEXISTS', KEYS[2], 'installed') == 1
-    end
-    if not intact then
-      return now, 0
-    end
-  end
-  local b = births[name]
+-- birth returns when the bucket of that identity was installed and with how many tokens, for one whose state in KEYS[h] is
+-- not there. Without a record, which is a meta hash that lost a field, it is born empty now. One of the whole dependency is
+-- born empty no earlier than its hash, which says since when it is whole; a hash without that mark was lost, and is whole
+-- from now on. A tenant's hash may have expired and tells nothing.
+local function birth(identity, h)
+  local b = births[identity]
   if not b then
-    local raw = redis.call('HGET', meta, 'b:' .. name)
+    local raw = redis.call('HGET', meta, 'b:' .. identity)
     b = {now, 0}
     if raw then
       local at, level = string.match(raw, '^(%d+) (%d+)$')
       b = {tonumber(at), tonumber(level)}
     end
-    births[name] = b
+    births[identity] = b
   end
-  return b[1], b[2]
+  local at, tokens = b[1], b[2]
+  if h == 2 then
+    if not whole_since then
+      whole_since = tonumber(redis.call('HGET', KEYS[2], 'installed') or '')
+      if not whole_since then
+        whole_since = now
+        redis.call('HSET', KEYS[2], 'installed', str(now))
+      end
+    end
+    if whole_since >= at then
+      at, tokens = whole_since, 0
+    end
+  end
+  return min(at, now), tokens
 end
 
 -- touch lets the key live for at least ms more, and never shortens its life. GT does nothing to a key that has no end.

@@ -1,7 +1,7 @@
 -- Prelude 7, any limit: rows, states and what is common to the kinds.
 --
 -- A row is one limit with the parameters that hold for some tenants:
---   {kind, tenant (its state is the tenant's), field, name, shadow, reject, size, space_n, space_p, ttl, a, b, c, d}
+--   {kind, tenant (its state is the tenant's), field, identity, shadow, reject, size, space_n, space_p, ttl, a, b, c, d}
 -- kind 1 token bucket, 2 set of ends, 3 calendar quota, 4 sliding counter. space_n units per space_p microseconds is the
 -- limit's long-run rate. A state is one row in one state hash: KEYS[2] for the dependency, KEYS[3..] for tenants.
 local TOKEN, SLOTS, QUOTA, SLIDING = 1, 2, 3, 4

@@ -99,7 +99,7 @@ local function token_load(st, raw)
   st.cap = row.size * p
   st.slots, st.costs = {}, {}
   if not raw then
-    local born, level = birth(row.name, st.h)
+    local born, level = birth(row.identity, st.h)
     st.used = decay(max(0, row.size - level) * p, n, now - born)
     st.lows, st.next = str(now) .. ':0', 0
     st.top = st.cap
