@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,14 +15,16 @@ import (
 // entry is one dependency as this process knows it.
 type entry struct {
 	name    string
-	policy  atomic.Pointer[Policy]
+	policy  atomic.Pointer[Policy] // version 0: a file's, never in force yet
 	limiter *bucket.Limiter
 
-	decided atomic.Bool // Redis held a policy of the dependency before
+	work sync.Mutex // one install or load at a time
 
-	installed atomic.Bool         // the file's policy is in Redis
-	mu        sync.Mutex          // one install or load at a time
-	file      *DependencyDocument // what the policy file says; nil: Redis alone knows the policy
+	mu      sync.Mutex
+	file    *DependencyDocument // what the policy file says; nil: Redis alone knows the policy
+	pending bool                // the file's policy is not in Redis yet
+	refused time.Time           // when Redis answered that it cannot be installed
+	chase   *chase              // the last attempt to find the policy in force
 }
 
 const (
@@ -31,8 +32,8 @@ const (
 	believeMissing = time.Second
 	// maxMissing bounds the names remembered so.
 	maxMissing = 10_000
-	// retryInstall is how often a policy is tried to be installed while Redis is away.
-	retryInstall = 500 * time.Millisecond
+	// chaseAgain is how long a failed attempt to find the policy in force stands for all who ask.
+	chaseAgain = 500 * time.Millisecond
 )
 
 // entry finds the dependency here or in Redis.
@@ -46,12 +47,14 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		return e, nil
 	case g.now().Before(until):
 		return nil, ErrUnknownDependency
-	case !g.health(nil).Allow():
+	}
+	pass, ok := g.healths.of(nil).Allow()
+	if !ok {
 		return nil, fmt.Errorf("dependency %.64q: %w", name, bucket.ErrUnavailable)
 	}
 	p, err := g.policies.Load(ctx, name)
 	if errors.Is(err, ErrUnknownDependency) {
-		g.health(nil).Report(nil)
+		g.healths.of(nil).Report(pass, nil)
 		g.mu.Lock()
 		if len(g.missing) >= maxMissing {
 			clear(g.missing)
@@ -60,7 +63,7 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		g.mu.Unlock()
 		return nil, err
 	}
-	g.health(nil).Report(err)
+	g.healths.of(nil).Report(pass, err)
 	if err != nil {
 		return nil, err
 	}
@@ -71,33 +74,23 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 func (g *Gate) add(name string, p *Policy) *entry {
 	g.mu.Lock()
 	e := g.entries[name]
-	if e == nil {
+	fresh := e == nil
+	if fresh {
 		e = &entry{name: name, limiter: g.store.Limiter(name)}
 		e.policy.Store(p)
 		g.entries[name] = e
 		delete(g.missing, name)
 	}
 	g.mu.Unlock()
-	g.adopt(e, p)
+	if fresh {
+		g.inForce(e, p)
+	}
 	g.metrics.StoreMode(name, g.mode(e.policy.Load()))
 	return e
 }
 
-// adopt makes the policy the one that asks are compiled from, unless a later one is.
-func (g *Gate) adopt(e *entry, p *Policy) {
-	for {
-		old := e.policy.Load()
-		if old != nil && old != p && old.version >= p.version {
-			return
-		}
-		if e.policy.CompareAndSwap(old, p) {
-			break
-		}
-	}
-	g.inForce(e, p)
-}
-
-// replace is adopt whatever was known before.
+// replace makes the policy the one that asks are compiled from; e.work is held. Redis has it in force, whatever was known
+// before: its number counts, since it is what the scripts see.
 func (g *Gate) replace(e *entry, p *Policy) {
 	e.policy.Store(p)
 	g.inForce(e, p)
@@ -105,7 +98,6 @@ func (g *Gate) replace(e *entry, p *Policy) {
 
 func (g *Gate) inForce(e *entry, p *Policy) {
 	if p.version > 0 {
-		e.decided.Store(true)
 		g.metrics.Policy(e.name, p.version, p.Classes(), p.Limits())
 	}
 }
@@ -128,8 +120,7 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 		}
 		compiled[name] = p
 	}
-	var entries, later []*entry
-	var first error
+	var entries []*entry
 	for name, p := range compiled {
 		g.mu.RLock()
 		e := g.entries[name]
@@ -139,101 +130,174 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 		}
 		d := p.Document()
 		e.mu.Lock()
-		e.file = &d
-		e.installed.Store(false)
+		e.file, e.pending, e.refused = &d, true, time.Time{}
 		e.mu.Unlock()
 		entries = append(entries, e)
 	}
-	for _, e := range entries {
-		if len(later) > 0 { // one wait for a store that is away is enough
-			later = append(later, e)
-			continue
-		}
-		e.mu.Lock()
+	var first error
+	for i, e := range entries {
 		err := g.install(ctx, e)
-		e.mu.Unlock()
-		switch {
-		case err == nil:
-		case errors.Is(err, bucket.ErrUnavailable):
-			later = append(later, e)
-		case first == nil:
+		if errors.Is(err, bucket.ErrUnavailable) { // one wait for a store that is away is enough
+			g.log.WarnContext(ctx, "the store is away; policies are installed when it is back", slog.Int("policies", len(entries)-i))
+			break
+		}
+		if err != nil && first == nil {
 			first = err
 		}
-	}
-	if len(later) > 0 {
-		g.log.WarnContext(ctx, "the store is away; policies are installed when it is back", slog.Int("policies", len(later)))
-		g.background.Go(func() { g.installLater(later) })
 	}
 	return first
 }
 
-// installLater tries until every entry's policy is installed.
-func (g *Gate) installLater(entries []*entry) {
-	tick := time.NewTicker(retryInstall)
-	defer tick.Stop()
-	for len(entries) > 0 {
-		select {
-		case <-g.running.Done():
-			return
-		case <-tick.C:
+// installPending tries to install what Apply could not. It ends with the first that finds the store away.
+func (g *Gate) installPending() {
+	g.mu.RLock()
+	var pending []*entry
+	for _, e := range g.entries {
+		e.mu.Lock()
+		if e.pending && g.now().Sub(e.refused) >= lookAtAll {
+			pending = append(pending, e)
 		}
-		entries = slices.DeleteFunc(entries, func(e *entry) bool {
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			if e.installed.Load() {
-				return true
-			}
-			err := g.install(g.running, e)
-			if err != nil && !errors.Is(err, bucket.ErrUnavailable) {
-				g.log.ErrorContext(g.running, "policy not installed", slog.String("dependency", e.name), slog.Any("error", err))
-			}
-			return err == nil
-		})
+		e.mu.Unlock()
 	}
-	g.log.InfoContext(g.running, "policies installed")
+	g.mu.RUnlock()
+	for _, e := range pending {
+		err := g.install(g.running, e)
+		g.healths.of(nil).Report(bucket.Pass{}, err)
+		if errors.Is(err, bucket.ErrUnavailable) {
+			return
+		}
+		if err != nil {
+			g.log.ErrorContext(g.running, "policy not installed", slog.String("dependency", e.name), slog.Any("error", err))
+		}
+	}
 }
 
-// install puts the file's policy into Redis; e.mu is held.
+// install puts the file's policy into Redis.
 func (g *Gate) install(ctx context.Context, e *entry) error {
-	e.installed.Store(false)
-	version, changed, err := g.policies.Install(ctx, e.name, *e.file, e.decided.Load())
+	e.work.Lock()
+	defer e.work.Unlock()
+	return g.installing(ctx, e)
+}
+
+// installing is install; e.work is held.
+func (g *Gate) installing(ctx context.Context, e *entry) error {
+	e.mu.Lock()
+	file, pending := e.file, e.pending
+	e.mu.Unlock()
+	if !pending {
+		return nil
+	}
+	version, changed, err := g.policies.Install(ctx, e.name, *file, e.policy.Load().version)
+	var p *Policy
+	if err == nil {
+		p, err = Compile(e.name, version, *file)
+	}
+	e.mu.Lock()
+	if e.file == file { // else another Apply was here meanwhile
+		e.pending = err != nil
+	}
+	if err != nil && !errors.Is(err, bucket.ErrUnavailable) {
+		e.refused = g.now()
+	}
+	e.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	p, err := Compile(e.name, version, *e.file)
-	if err != nil {
-		return err
-	}
-	e.installed.Store(true)
-	g.adopt(e, p)
+	g.replace(e, p)
 	if changed {
 		g.log.InfoContext(ctx, "policy in force", slog.String("dependency", e.name), slog.Int64("version", version))
 	}
 	return nil
 }
 
-// follow brings the entry to the policy that Redis holds after an ask found that it is not old: another version, or none.
-func (g *Gate) follow(ctx context.Context, e *entry, old *Policy, cause error) error {
+// chase is one attempt to find the policy in force instead of one that is not any more. All who find that out share it.
+type chase struct {
+	old  *Policy
+	done chan struct{}
+	err  error     // valid once done
+	at   time.Time // when it failed
+}
+
+// stands reports whether the attempt answers who asks now.
+func (c *chase) stands(old *Policy, now time.Time) bool {
+	if c == nil || c.old != old {
+		return false
+	}
+	select {
+	case <-c.done:
+		return c.err != nil && now.Sub(c.at) < chaseAgain
+	default:
+		return true
+	}
+}
+
+// follow brings the entry to the policy that Redis holds after an ask found that it is not old: another version, or none. It
+// waits until the deadline, unless that is zero.
+func (g *Gate) follow(ctx context.Context, e *entry, old *Policy, deadline time.Time) error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.policy.Load() != old {
-		return nil // another ask was here before
+		e.mu.Unlock()
+		return nil
 	}
-	if e.file != nil && !e.installed.Load() {
-		return g.install(ctx, e)
+	c := e.chase
+	if !c.stands(old, g.now()) {
+		c = &chase{old: old, done: make(chan struct{})}
+		e.chase = c
+		if !g.inBackground(func() {
+			c.err = g.catchUp(e, old)
+			c.at = g.now()
+			close(c.done)
+		}) {
+			c.err = bucket.ErrClosed
+			close(c.done)
+		}
 	}
-	if errors.Is(cause, bucket.ErrNoPolicy) {
-		return g.restore(ctx, e, old)
+	e.mu.Unlock()
+	var expired <-chan time.Time
+	if !deadline.IsZero() {
+		timer := time.NewTimer(deadline.Sub(g.now()))
+		defer timer.Stop()
+		expired = timer.C
 	}
-	p, err := g.policies.Load(ctx, e.name)
-	if errors.Is(err, ErrUnknownDependency) {
-		return g.restore(ctx, e, old)
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-expired:
+		return bucket.ErrTimeout
+	}
+}
+
+// catchUp does what follow waits for. Redis may have come back empty, or older than what this process decided by: then that
+// is brought back, its buckets as Redis has them, and empty where it has none.
+func (g *Gate) catchUp(e *entry, old *Policy) error {
+	e.work.Lock()
+	defer e.work.Unlock()
+	if e.policy.Load() != old {
+		return nil
+	}
+	e.mu.Lock()
+	pending := e.pending
+	e.mu.Unlock()
+	if pending {
+		return g.installing(g.running, e)
+	}
+	p, err := g.policies.Load(g.running, e.name)
+	lost := errors.Is(err, ErrUnknownDependency) || err == nil && p.origin < old.origin
+	if lost {
+		p, lost, err = g.policies.Restore(g.running, old)
 	}
 	if err != nil {
 		return err
 	}
-	// Redis may have come back older than what this process knows. Its number counts, since it is what the scripts see.
 	g.replace(e, p)
-	g.log.InfoContext(ctx, "policy followed", slog.String("dependency", e.name), slog.Int64("version", p.version))
+	if lost {
+		g.metrics.Repaired("policy", 1)
+		g.log.WarnContext(g.running, "Redis had lost the policy; it is back, and buckets that were lost with it are empty",
+			slog.String("dependency", e.name), slog.Int64("version", p.version))
+	} else {
+		g.log.InfoContext(g.running, "policy followed", slog.String("dependency", e.name), slog.Int64("version", p.version))
+	}
 	return nil
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +19,8 @@ import (
 
 // Recorder is told what the gate does, for metrics.
 type Recorder interface {
-	// StoreCall is one script call.
-	StoreCall(op string, took time.Duration)
+	// StoreCall is one script call, and the error with which it failed.
+	StoreCall(op string, took time.Duration, err error)
 	// StoreMode is how the dependency's asks are answered from now on: "redis", or its failure mode.
 	StoreMode(dependency, mode string)
 	// Policy is a policy version that has come into force here.
@@ -50,11 +52,10 @@ type Gate struct {
 	policies *Store
 	now      func() time.Time
 
-	// healths has a Health for each store.timeout that policies have, since what is late for one is in time for another;
-	// that of 0 is the store's own.
-	healths sync.Map // time.Duration -> *bucket.Health
+	healths healths
 
 	mu      sync.RWMutex
+	closed  bool
 	entries map[string]*entry
 	missing map[string]time.Time // names that Redis did not know, and until when that is believed
 
@@ -76,8 +77,8 @@ func NewGate(c GateConfig) *Gate {
 	var loads atomic.Int64
 	g.store = bucket.NewStore(c.Client, bucket.StoreOptions{
 		Clock: c.Clock,
-		Observe: func(op string, took time.Duration, _ error) {
-			g.metrics.StoreCall(op, took)
+		Observe: func(op string, took time.Duration, err error) {
+			g.metrics.StoreCall(op, took, err)
 			// Calls of several dependencies end at the same time: each counts the loads since the count before it.
 			for n := g.store.Loads() - loads.Load(); n > 0; n-- {
 				loads.Add(1)
@@ -85,75 +86,74 @@ func NewGate(c GateConfig) *Gate {
 			}
 		},
 	})
+	g.healths.probes, g.healths.onChange = bucket.NewProbes(g.now), g.modeChanged
 	g.running, g.stop = context.WithCancel(context.Background())
-	g.background.Go(g.restoreLost)
+	g.background.Go(g.tend)
 	return g
 }
 
 // Close ends what runs in the background and waits for asks under way.
 func (g *Gate) Close() {
 	g.stop()
-	g.background.Wait()
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, e := range g.entries {
+	g.closed = true
+	g.mu.Unlock()
+	g.background.Wait()
+	g.mu.RLock()
+	entries := slices.Collect(maps.Values(g.entries))
+	g.mu.RUnlock()
+	for _, e := range entries {
 		e.limiter.Close()
 	}
 }
 
-// health is that of the store as the policy sees it; nil: as the gate itself does.
-func (g *Gate) health(p *Policy) *bucket.Health {
-	timeout := time.Duration(0)
-	if p != nil {
-		timeout = p.StoreTimeout()
-	}
-	if h, ok := g.healths.Load(timeout); ok {
-		return h.(*bucket.Health) //nolint:forcetypeassert // nothing else is stored
-	}
-	h, _ := g.healths.LoadOrStore(timeout, bucket.NewHealth(g.now, func(degraded bool) { g.modeChanged(timeout, degraded) }))
-	return h.(*bucket.Health) //nolint:forcetypeassert // nothing else is stored
-}
-
-// modeChanged is called once per change of the store's health as policies of that timeout see it.
-func (g *Gate) modeChanged(timeout time.Duration, degraded bool) {
-	if degraded {
-		g.log.ErrorContext(g.running, "the store does not answer in time; asks are answered by each policy's store.on_failure",
-			slog.String("timeout", timeout.String()))
-	} else {
-		g.log.InfoContext(g.running, "the store answers again", slog.String("timeout", timeout.String()))
-	}
+// inBackground runs f beside the caller, and Close waits for it; false: the gate is closed.
+func (g *Gate) inBackground(f func()) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	for _, e := range g.entries {
-		p := e.policy.Load()
-		if p.StoreTimeout() != timeout {
-			continue
-		}
-		mode := storeRedis
-		if degraded {
-			mode = string(p.OnFailure())
-		}
-		g.metrics.StoreMode(e.name, mode)
+	if !g.closed {
+		g.background.Go(f)
 	}
-}
-
-// mode is how the policy's asks are answered now.
-func (g *Gate) mode(p *Policy) string {
-	if g.health(p).Degraded() {
-		return string(p.OnFailure())
-	}
-	return storeRedis
+	return !g.closed
 }
 
 // maxRounds is how often an ask is put to Redis at most: once, and again after the policy that it was compiled from was
 // found to be another, or gone.
 const maxRounds = 3
 
+// turn counts the rounds of an ask and the time it has for all of them.
+type turn struct {
+	round    int
+	deadline time.Time
+}
+
+// left is what is left of the time, which begins with the first round.
+func (t *turn) left(now time.Time, within time.Duration) time.Duration {
+	if t.deadline.IsZero() {
+		t.deadline = now.Add(within)
+	}
+	return max(t.deadline.Sub(now), time.Nanosecond)
+}
+
+// after tells the store's health what came of a round, and where the policy was another one brings the entry to the one
+// in force: again is true then, and the ask is to be compiled anew.
+func (g *Gate) after(ctx context.Context, e *entry, p *Policy, pass bucket.Pass, t *turn, err error) (again bool, _ error) {
+	t.round++
+	switch {
+	case !policyMoved(err):
+	case t.round == maxRounds:
+		g.report(e, p, pass, nil)
+		return false, errMoving
+	default:
+		err = g.follow(ctx, e, p, t.deadline)
+		again = err == nil
+	}
+	g.report(e, p, pass, err)
+	return again, err
+}
+
 // errMoving: the policy changed as often as an ask was put to Redis.
 var errMoving = fmt.Errorf("%w: the policy changes faster than it can be followed", bucket.ErrUnavailable)
-
-// grantTimeout bounds the verbs on a grant. Nobody can answer them without the store, and a repetition is safe.
-const grantTimeout = 2 * time.Second
 
 // Admit answers one ask. Errors: *FieldError, ErrUnknownDependency, bucket.ErrOverloaded, bucket.ErrClosed; and
 // bucket.ErrUnavailable where the store is in trouble and what was asked for cannot be answered without it. A plain ask is
@@ -163,7 +163,7 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 	if err != nil {
 		return Decision{}, err
 	}
-	for round := 1; ; round++ {
+	for t := (turn{}); ; {
 		p := e.policy.Load()
 		q, never, err := p.compile(&a)
 		if err != nil {
@@ -172,25 +172,19 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 		if never != "" {
 			return p.neverFits(q.Set, never, g.store.Now()), nil
 		}
-		if !g.health(p).Allow() {
+		pass, ok := g.allow(p, q.DryRun)
+		if !ok {
 			return g.withoutStore(p, q, bucket.ErrUnavailable)
 		}
-		ans, err := e.limiter.Do(ctx, q, p.StoreTimeout())
-		g.report(e, p, err)
+		ans, err := e.limiter.Do(ctx, q, t.left(g.now(), p.StoreTimeout()))
+		again, err := g.after(ctx, e, p, pass, &t, err)
 		switch {
+		case again:
 		case err == nil:
 			return p.decision(&q, &ans), nil
 		case errors.Is(err, bucket.ErrUnavailable):
 			return g.withoutStore(p, q, err)
-		case !policyMoved(err):
-			return Decision{}, err
-		case round == maxRounds:
-			return g.withoutStore(p, q, errMoving)
-		}
-		if err := g.follow(ctx, e, p, err); err != nil {
-			if errors.Is(err, bucket.ErrUnavailable) {
-				return g.withoutStore(p, q, err)
-			}
+		default:
 			return Decision{}, err
 		}
 	}
@@ -209,12 +203,17 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 	for i := range todo {
 		todo[i] = i
 	}
-	for round := 1; ; round++ {
-		p := e.policy.Load()
-		b, err := p.compileBatch(asks, todo, allOrNothing, g.store.Now())
-		if err != nil {
+	var p *Policy
+	var b batch
+	for t := (turn{}); ; {
+		now := e.policy.Load()
+		next, err := now.compileBatch(asks, todo, allOrNothing, g.store.Now())
+		if err != nil && len(todo) < len(asks) { // a class that others of the batch have has just been removed
+			return g.restOfBatch(p, b, todo, decisions, err)
+		} else if err != nil {
 			return nil, err
 		}
+		p, b = now, next
 		for i, d := range b.decided {
 			decisions[i] = d
 		}
@@ -222,32 +221,29 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 		if len(todo) == 0 {
 			return decisions, nil
 		}
-		if g.health(p).Allow() {
-			var answers []bucket.Answer
-			if allOrNothing {
-				answers, err = e.limiter.DoAll(ctx, b.asks, p.StoreTimeout())
-			} else {
-				answers, err = e.limiter.DoEach(ctx, b.asks, p.StoreTimeout())
-			}
-			g.report(e, p, err)
-			for i := range answers {
-				decisions[todo[i]] = p.decision(&b.asks[i], &answers[i])
-			}
-			todo, b.asks = todo[len(answers):], b.asks[len(answers):]
-			if err == nil {
-				return decisions, nil
-			}
-			if policyMoved(err) && round < maxRounds {
-				if err = g.follow(ctx, e, p, err); err == nil {
-					continue
-				}
-			} else if policyMoved(err) {
-				err = errMoving
-			}
-		} else {
-			err = bucket.ErrUnavailable
+		pass, ok := g.allow(p, b.asks[0].DryRun)
+		if !ok {
+			return g.restOfBatch(p, b, todo, decisions, bucket.ErrUnavailable)
 		}
-		return g.restOfBatch(p, b, todo, decisions, err)
+		within := t.left(g.now(), p.StoreTimeout())
+		var answers []bucket.Answer
+		if allOrNothing {
+			answers, err = e.limiter.DoAll(ctx, b.asks, within)
+		} else {
+			answers, err = e.limiter.DoEach(ctx, b.asks, within)
+		}
+		again, err := g.after(ctx, e, p, pass, &t, err)
+		for i := range answers {
+			decisions[todo[i]] = p.decision(&b.asks[i], &answers[i])
+		}
+		todo, b.asks = todo[len(answers):], b.asks[len(answers):]
+		switch {
+		case again:
+		case err == nil:
+			return decisions, nil
+		default:
+			return g.restOfBatch(p, b, todo, decisions, err)
+		}
 	}
 }
 
@@ -268,6 +264,7 @@ func (g *Gate) restOfBatch(p *Policy, b batch, todo []int, decisions []Decision,
 			return nil, err
 		case err != nil:
 			d = g.refusedWithout(p, ReasonStoreUnavailable)
+			d.Detail = err.Error()
 			if errors.Is(err, bucket.ErrOverloaded) {
 				d.Reason = ReasonOverloaded
 			}
@@ -275,70 +272,6 @@ func (g *Gate) restOfBatch(p *Policy, b batch, todo []int, decisions []Decision,
 		decisions[todo[i]] = d
 	}
 	return decisions, nil
-}
-
-// Grant settles, releases, extends or cancels what an admitted ask holds. Errors: *FieldError, ErrUnknownDependency,
-// ErrUnknownGrant, ErrNotCancellable, ErrGrantEnded, bucket.ErrUnavailable, bucket.ErrOverloaded.
-func (g *Gate) Grant(ctx context.Context, dependency, id string, op GrantOp) (Settlement, error) {
-	e, err := g.entry(ctx, dependency)
-	if err != nil {
-		return Settlement{}, err
-	}
-	if !validID(id) {
-		return Settlement{}, ErrUnknownGrant
-	}
-	p := e.policy.Load()
-	if !g.health(p).Allow() {
-		return Settlement{}, bucket.ErrUnavailable
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, grantTimeout, bucket.ErrTimeout)
-	defer cancel()
-	tenant, class, err := g.holder(ctx, e, id)
-	g.report(e, p, err)
-	if err != nil {
-		return Settlement{}, err
-	}
-	for round := 1; ; round++ {
-		p = e.policy.Load()
-		q, err := p.compileGrant(id, tenant, class, op)
-		if err != nil {
-			return Settlement{}, err
-		}
-		ans, err := e.limiter.Do(ctx, q, grantTimeout)
-		g.report(e, p, err)
-		switch {
-		case err == nil:
-			return g.settlement(&q, &ans)
-		case !policyMoved(err):
-			return Settlement{}, err
-		case round == maxRounds:
-			return Settlement{}, errMoving
-		}
-		if err := g.follow(ctx, e, p, err); err != nil {
-			return Settlement{}, err
-		}
-	}
-}
-
-// holder reads whose the grant is.
-func (g *Gate) holder(ctx context.Context, e *entry, id string) (tenant, class string, err error) {
-	tenant, class, err = g.store.Holder(ctx, e.name, id)
-	if errors.Is(err, bucket.ErrNoGrant) {
-		return "", "", ErrUnknownGrant
-	}
-	return tenant, class, err
-}
-
-// report tells the store's health what came of an ask. A policy that moved and a grant that is gone are answers too, and
-// all who waited for one call saw the same trouble.
-func (g *Gate) report(e *entry, p *Policy, err error) {
-	if policyMoved(err) || errors.Is(err, ErrUnknownGrant) {
-		err = nil
-	}
-	if errors.Is(err, bucket.ErrUnavailable) && !e.limiter.Overrun() {
-		return
-	}
-	g.health(p).Report(err)
 }
 
 func policyMoved(err error) bool {
@@ -354,13 +287,17 @@ func (g *Gate) withoutStore(p *Policy, q bucket.Ask, cause error) (Decision, err
 	d := Decision{
 		Source: SourceLocal, StoreMode: string(p.OnFailure()), PolicyVersion: p.version, Now: g.store.Now(),
 	}
+	why := "did not answer in time"
+	if errors.Is(cause, bucket.ErrFull) {
+		why = "has no memory left"
+	}
 	if p.OnFailure() == FailOpen {
 		d.Outcome, d.ID = OutcomeAdmitted, q.ID
-		d.Detail = "The store did not answer in time and the policy admits without it (store.on_failure: open)."
+		d.Detail = "The store " + why + " and the policy admits without it (store.on_failure: open)."
 		return d, nil
 	}
 	d.Outcome, d.Reason, d.RetryAfter = OutcomeRejected, ReasonStoreUnavailable, backSoon()
-	d.Detail = "The store did not answer in time and the policy refuses without it (store.on_failure: closed)."
+	d.Detail = "The store " + why + " and the policy refuses without it (store.on_failure: closed)."
 	return d, nil
 }
 
@@ -368,7 +305,7 @@ func (g *Gate) withoutStore(p *Policy, q bucket.Ask, cause error) (Decision, err
 func (g *Gate) refusedWithout(p *Policy, reason Reason) Decision {
 	return Decision{
 		Outcome: OutcomeRejected, Reason: reason, RetryAfter: backSoon(), Source: SourceLocal, StoreMode: g.mode(p),
-		PolicyVersion: p.version, Now: g.store.Now(), Detail: "The store did not answer in time.",
+		PolicyVersion: p.version, Now: g.store.Now(),
 	}
 }
 
@@ -381,7 +318,7 @@ func backSoon() time.Duration {
 type deaf struct{}
 
 // StoreCall does nothing, as all its methods.
-func (deaf) StoreCall(string, time.Duration) {}
+func (deaf) StoreCall(string, time.Duration, error) {}
 
 // StoreMode does nothing.
 func (deaf) StoreMode(string, string) {}

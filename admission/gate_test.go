@@ -23,8 +23,8 @@ type notes struct {
 	repaired map[string]int
 }
 
-func (n *notes) StoreCall(string, time.Duration) {}
-func (n *notes) ScriptLoaded()                   {}
+func (n *notes) StoreCall(string, time.Duration, error) {}
+func (n *notes) ScriptLoaded()                          {}
 
 func (n *notes) Policy(string, int64, []string, []*bucket.Limit) {}
 
@@ -325,4 +325,46 @@ func TestGateReservations(t *testing.T) {
 	late := g.ask(r)
 	require.Equal(t, admission.ReasonLimit, late.Reason)
 	require.Equal(t, "rate", late.BlockedBy)
+}
+
+// TestGateGrantsOfRemovedClass: a class is removed while its asks hold something; it is given back all the same.
+func TestGateGrantsOfRemovedClass(t *testing.T) {
+	t.Parallel()
+	policy := func(classes, confined string) string {
+		return `{"store": {"timeout": "10s"}, "classes": {"a": {}` + classes + `}, "limits": [
+		  {"name": "slots", "kind": "concurrency", "max": 5, "max_hold": "1h", "classes": ["a"` + confined + `]},
+		  {"name": "points", "kind": "token_bucket", "unit": "points", "capacity": 100, "refill": "1/h", "classes": ["a"` + confined + `]},
+		  {"name": "each", "kind": "token_bucket", "per": "class", "capacity": 100, "refill": "1/h"}]}`
+	}
+	g := newGate(t, redistest.Shared(t), redistest.Name(t), policy(`, "b": {}`, `, "b"`))
+	held := g.must(admission.Ask{Class: "b"})
+	settled := g.must(admission.Ask{Class: "b", SettleLater: true, Costs: map[string]int64{"points": 40}})
+	require.Equal(t, map[string]int64{"slots": 3, "points": 60}, g.left())
+	g.apply(policy("", ""))
+	_, err := g.Grant(t.Context(), g.name, held.ID, admission.GrantOp{Verb: admission.GrantRelease})
+	require.NoError(t, err)
+	_, err = g.Grant(t.Context(), g.name, settled.ID, admission.GrantOp{Verb: admission.GrantSettle, Costs: map[string]int64{"points": 10}})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"slots": 5, "points": 90}, g.left())
+}
+
+// TestGateShadowConcurrency: a limit that is tried out is used as one in force is: its grants end when they are released.
+func TestGateShadowConcurrency(t *testing.T) {
+	t.Parallel()
+	g := newGate(t, redistest.Shared(t), redistest.Name(t), `{"store": {"timeout": "10s"}, "limits": [
+	  {"name": "slots", "kind": "concurrency", "max": 2, "max_hold": "1h", "shadow": true}]}`)
+	ids := []string{}
+	for range 4 { // of which the last two would be refused
+		ids = append(ids, g.must(admission.Ask{}).ID)
+	}
+	require.Equal(t, map[string]int64{"slots": 0}, g.left())
+	for _, id := range ids[:2] {
+		_, err := g.Grant(t.Context(), g.name, id, admission.GrantOp{Verb: admission.GrantRelease})
+		require.NoError(t, err)
+	}
+	require.Equal(t, map[string]int64{"slots": 2}, g.left())
+	for _, id := range ids[2:] {
+		_, err := g.Grant(t.Context(), g.name, id, admission.GrantOp{Verb: admission.GrantRelease})
+		require.NoError(t, err, "who is let through holds nothing, and may say so")
+	}
 }

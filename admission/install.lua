@@ -2,25 +2,27 @@
 -- changes nothing, so any number of processes may install the same file.
 --
 -- KEYS[1]  sluice:{d}:policy  hash: "<version>" = document, "at:<version>" = TIME in us when it was installed,
+--                             "of:<version>" = the version that it brought back, for one that was restored,
 --                             "max" = the highest version given, "sha" = fingerprint of that version's document
 -- KEYS[2]  sluice:{d}:meta    hash: "v" = current version, "b:<identity>" = "<born_us> <level>", "clk" (read only)
 -- KEYS[3]  sluice:{d}:s       hash of the dependency's limits: "installed" is since when it is whole, 1 from the first
 -- ARGV[1]  the document
 -- ARGV[2]  its fingerprint
--- ARGV[3]  1 where this process has decided on the dependency before and finds it gone, else 0
--- ARGV[4]  how many versions to keep
--- ARGV[5..]  identity and initial level in tokens of each token bucket, in pairs
--- returns  {version, 1 if anything was installed else 0}
+-- ARGV[3]  the last version that this process decided by, 0 where it never did
+-- ARGV[4]  0; or, to bring back what Redis lost, the version in whose stead the document stands
+-- ARGV[5]  how many versions to keep
+-- ARGV[6..]  identity and initial level in tokens of each token bucket, in pairs
+-- returns  {version, 1 if anything was installed else 0}; {version, -1} where a version is in force that is no older than
+--          the one to bring back
 --
 -- A version number never stands for two documents, because a process that holds an old one must not be taken for one
--- that holds the current one. Both hashes know the highest number, and the higher counts, so that the loss of either
--- is survived. With both gone (the first install ever looks the same as an emptied Redis, and some process may still
--- hold a version from before) the number is TIME in microseconds: beyond every number that began at an earlier time
--- and went up by one for each change, since no server makes a change a microsecond. It is exact in a Lua number, and
--- in JSON, until the year 2255.
+-- that holds the current one. Both hashes know the highest number, and so does a process that decided; a new number is
+-- beyond all of them and at least TIME in microseconds, so that it is also beyond every number that was given before all
+-- that knew of it was lost: no server makes a change a microsecond. It is exact in a Lua number, and in JSON, until the
+-- year 2255.
 
 local policy, meta = KEYS[1], KEYS[2]
-local document, sha, lost, keep = ARGV[1], ARGV[2], ARGV[3] == '1', tonumber(ARGV[4])
+local document, sha, known, of, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 
 -- tostring and .. keep 14 digits only.
 local function str(x)
@@ -41,33 +43,38 @@ if clk then
 end
 
 local current = tonumber(redis.call('HGET', meta, 'v') or '0') or 0
+if of > 0 and current > 0 then
+  local have = redis.call('HMGET', policy, str(current), 'of:' .. str(current))
+  if have[1] and (tonumber(have[2] or '') or current) >= of then
+    return {current, -1}
+  end
+end
 local head = redis.call('HMGET', policy, 'max', 'sha')
 local highest = tonumber(head[1] or '0') or 0
 local top = math.max(current, highest)
 
 -- A bucket that is new in a dependency that was there before begins empty: who renames a limit, or loses meta, gets no
 -- second capacity.
-local existed = lost or top > 0 or redis.call('EXISTS', policy, meta) > 0
+local existed = known > 0 or top > 0 or redis.call('EXISTS', policy, meta) > 0
 
 local same = highest > 0 and highest == top and head[2] == sha and redis.call('HGET', policy, str(highest)) == document
 
-local version
-if same then
-  version = highest
-elseif top > 0 then
-  version = top + 1
-else
-  version = real
+local version = highest
+if not same then
+  version = math.max(top + 1, known + 1, real)
 end
 
 local wanted = {}
-for i = 5, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   local field = 'b:' .. ARGV[i]
   wanted[field] = true
   local birth = redis.call('HGET', meta, field)
   if not birth or not string.match(birth, '^%d+ %d+$') then
     redis.call('HSET', meta, field, str(born) .. ' ' .. (existed and '0' or ARGV[i + 1]))
   end
+end
+if of > 0 then
+  redis.call('HSET', policy, 'of:' .. str(version), str(of))
 end
 if same and current == version then
   return {version, 0}
@@ -91,6 +98,7 @@ for _, field in ipairs(redis.call('HKEYS', policy)) do
 end
 table.sort(versions)
 for i = 1, #versions - keep do
-  redis.call('HDEL', policy, str(versions[i]), 'at:' .. str(versions[i]))
+  local v = str(versions[i])
+  redis.call('HDEL', policy, v, 'at:' .. v, 'of:' .. v)
 end
 return {version, 1}

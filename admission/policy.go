@@ -16,6 +16,7 @@ import (
 type Policy struct {
 	name    string
 	version int64
+	origin  int64              // the version that it brought back after a loss, else its own: what it is as old as
 	doc     DependencyDocument // with defaults
 	written DependencyDocument // as given
 	classes []string
@@ -42,7 +43,7 @@ func Compile(name string, version int64, doc DependencyDocument) (*Policy, error
 	if problems := ValidateDependency(name, doc); len(problems) > 0 {
 		return nil, &ValidationError{Problems: problems}
 	}
-	p := &Policy{name: name, version: version, written: doc, doc: Defaults(doc), byTenant: map[string]int{}}
+	p := &Policy{name: name, version: version, origin: version, written: doc, doc: Defaults(doc), byTenant: map[string]int{}}
 	p.classes = slices.Sorted(maps.Keys(p.doc.Classes))
 	base, err := compileLimits(p.doc.Limits, nil, nil)
 	if err != nil {
@@ -99,15 +100,11 @@ func bucketUnits(limits []*bucket.Limit) []string {
 	return units
 }
 
-// Name is the dependency's name.
-func (p *Policy) Name() string { return p.name }
-
 // Version is the number under which the store keeps the policy.
 func (p *Policy) Version() int64 { return p.version }
 
 // Set is what an ask of the tenant and class is decided by. It is compiled once and shared; class "" means "default".
-// An unknown
-// class is a *FieldError that names the known ones.
+// An unknown class is a *FieldError that names the known ones.
 func (p *Policy) Set(tenant, class string) (*bucket.Set, error) {
 	if class == "" {
 		class = DefaultClass
@@ -144,12 +141,6 @@ func (p *Policy) Description() string { return p.doc.Description }
 
 // Owners are the teams that the dependency belongs to.
 func (p *Policy) Owners() []string { return p.doc.Owners }
-
-// Consumers are the teams that use the dependency.
-func (p *Policy) Consumers() []string { return p.doc.Consumers }
-
-// Unlimited reports whether the policy refuses nothing.
-func (p *Policy) Unlimited() bool { return p.doc.Unlimited }
 
 // StoreTimeout is how long a decision waits for the store.
 func (p *Policy) StoreTimeout() time.Duration { return p.doc.Store.Timeout.Std() }

@@ -42,18 +42,15 @@ func compile(tb testing.TB, text string) *admission.Policy {
 func TestCompile(t *testing.T) {
 	t.Parallel()
 	p := compile(t, shopify)
-	require.Equal(t, "shopify", p.Name())
 	require.Equal(t, int64(7), p.Version())
 	require.Equal(t, "Admin API", p.Description())
 	require.Equal(t, []string{"team-commerce"}, p.Owners())
-	require.Equal(t, []string{"team-search"}, p.Consumers())
 	require.Equal(t, []string{"bulk", "default", "interactive"}, p.Classes())
 	require.Equal(t, []string{"points", "requests"}, p.Units())
 	require.Equal(t, 25*time.Millisecond, p.StoreTimeout())
 	require.Equal(t, admission.FailOpen, p.OnFailure())
 	require.Equal(t, 10*time.Minute, p.SettleWithin())
 	require.Equal(t, 10*time.Minute, p.IdempotencyTTL())
-	require.False(t, p.Unlimited())
 	ny, err := time.LoadLocation("America/New_York")
 	require.NoError(t, err)
 	require.Equal(t, []*bucket.Limit{

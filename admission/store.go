@@ -2,7 +2,6 @@ package admission
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -14,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -28,7 +26,7 @@ var (
 	loadSource string
 )
 
-// keptVersions bounds the history of a policy.
+// keptVersions is how many versions of a policy are kept for who looks into Redis.
 const keptVersions = 100
 
 // namesKey is the set of all dependencies. It lies on a slot of its own, so that it is written beside the policies and
@@ -54,32 +52,53 @@ func NewStore(client redis.UniversalClient) *Store {
 	}
 }
 
-// StoredVersion is one version of a policy as it was installed.
-type StoredVersion struct {
-	Version     int64
-	InstalledAt time.Time // on the Redis clock
-	Document    DependencyDocument
-	// Err is why the document cannot be read; nil if it can.
-	Err error
-}
-
 // Install makes the document the policy in force and says under which version; changed is false if it was in force
 // already, whoever installed it. It may be repeated after any error. A document with mistakes is a *ValidationError.
 //
-// Token buckets that the policy had keep their level. Those of a dependency that is new to Redis begin at their
-// initial level; all others, and all when the caller lost the dependency (decided on it before, and now it is gone),
-// begin empty.
-func (s *Store) Install(ctx context.Context, name string, doc DependencyDocument, lost bool) (version int64, changed bool, err error) {
+// known is the last version that the caller decided the dependency by, 0 for none. Token buckets that the policy had keep
+// their level. Those of a dependency that is new to Redis, and of which the caller knew no version, begin at their initial
+// level; all others begin empty.
+func (s *Store) Install(ctx context.Context, name string, doc DependencyDocument, known int64) (version int64, changed bool, err error) {
+	version, result, err := s.put(ctx, name, doc, known, 0)
+	return version, result == putInstalled, err
+}
+
+// Restore brings back a policy by which the caller decided and which Redis has lost, unless one that is no older is in
+// force. It returns the policy that is in force then, and whether this call brought it back.
+func (s *Store) Restore(ctx context.Context, p *Policy) (now *Policy, changed bool, err error) {
+	version, result, err := s.put(ctx, p.name, p.written, p.version, p.origin)
+	if err != nil {
+		return nil, false, err
+	}
+	if result == putLater {
+		now, err = s.Load(ctx, p.name)
+		return now, false, err
+	}
+	if now, err = Compile(p.name, version, p.written); err != nil {
+		return nil, false, err
+	}
+	now.origin = p.origin
+	return now, result == putInstalled, nil
+}
+
+// What came of a put.
+const (
+	putLater     = int64(-1) // a version that is no older than the one to bring back is in force
+	putInstalled = int64(1)
+)
+
+// put runs the install script; origin is 0 unless a version is brought back.
+func (s *Store) put(ctx context.Context, name string, doc DependencyDocument, known, origin int64) (version, result int64, err error) {
 	policy, err := Compile(name, 0, doc)
 	if err != nil {
-		return 0, false, err
+		return 0, 0, err
 	}
 	text, err := doc.Canonical()
 	if err != nil {
-		return 0, false, err
+		return 0, 0, err
 	}
 	sum := sha256.Sum256(text)
-	args := []any{text, hex.EncodeToString(sum[:]), flag(lost), keptVersions}
+	args := []any{text, hex.EncodeToString(sum[:]), known, origin, keptVersions}
 	for i, l := range policy.Limits() {
 		if l.Kind != bucket.TokenBucket {
 			continue
@@ -92,21 +111,21 @@ func (s *Store) Install(ctx context.Context, name string, doc DependencyDocument
 	}
 	reply, err := s.install.Run(ctx, s.client, policyKeys(name), args)
 	if err != nil {
-		return 0, false, fmt.Errorf("install policy %s: %w", name, err)
+		return 0, 0, fmt.Errorf("install policy %s: %w", name, err)
 	}
 	pair, ok := reply.([]any)
 	if !ok || len(pair) != 2 {
-		return 0, false, fmt.Errorf("install policy %s: unexpected reply %v", name, reply)
+		return 0, 0, fmt.Errorf("install policy %s: unexpected reply %v", name, reply)
 	}
 	version, okVersion := pair[0].(int64)
-	installed, okInstalled := pair[1].(int64)
-	if !okVersion || !okInstalled {
-		return 0, false, fmt.Errorf("install policy %s: unexpected reply %v", name, reply)
+	result, okResult := pair[1].(int64)
+	if !okVersion || !okResult {
+		return 0, 0, fmt.Errorf("install policy %s: unexpected reply %v", name, reply)
 	}
 	if err := s.client.SAdd(ctx, namesKey, name).Err(); err != nil {
-		return version, installed == 1, unavailable(ctx, "register dependency "+name, err)
+		return version, result, unavailable(ctx, "register dependency "+name, err)
 	}
-	return version, installed == 1, nil
+	return version, result, nil
 }
 
 // Load reads the policy in force. ErrUnknownDependency where there is none, or its document was lost; any other error
@@ -119,16 +138,16 @@ func (s *Store) Load(ctx context.Context, name string) (*Policy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load policy %s: %w", name, err)
 	}
-	pair, ok := reply.([]any)
-	if !ok || len(pair) != 2 {
+	parts, ok := reply.([]any)
+	if !ok || len(parts) != 3 {
 		return nil, ErrUnknownDependency
 	}
-	number, _ := pair[0].(string)
+	number, _ := parts[0].(string)
 	version, err := strconv.ParseInt(number, 10, 64)
 	if err != nil {
 		return nil, fmt.Errorf("load policy %s: version %.40q is no number", name, number)
 	}
-	text, ok := pair[1].(string)
+	text, ok := parts[1].(string)
 	if !ok {
 		return nil, fmt.Errorf("%w: the document of version %d of %s is lost", ErrUnknownDependency, version, name)
 	}
@@ -139,6 +158,11 @@ func (s *Store) Load(ctx context.Context, name string) (*Policy, error) {
 	p, err := Compile(name, version, doc)
 	if err != nil {
 		return nil, fmt.Errorf("load policy %s version %d: %w", name, version, err)
+	}
+	if of, ok := parts[2].(string); ok {
+		if p.origin, err = strconv.ParseInt(of, 10, 64); err != nil {
+			return nil, fmt.Errorf("load policy %s version %d: what it brought back is %.40q and no number", name, version, of)
+		}
 	}
 	return p, nil
 }
@@ -153,39 +177,9 @@ func (s *Store) Names(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// History lists the versions that are still known, the newest first, at most 100. ErrUnknownDependency if none is.
-func (s *Store) History(ctx context.Context, name string) ([]StoredVersion, error) {
-	if !(&checker{}).isName(name) {
-		return nil, ErrUnknownDependency
-	}
-	fields, err := s.client.HGetAll(ctx, policyKeys(name)[0]).Result()
-	if err != nil {
-		return nil, unavailable(ctx, "read history of "+name, err)
-	}
-	var history []StoredVersion
-	for field, text := range fields {
-		version, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			continue
-		}
-		v := StoredVersion{Version: version}
-		if us, err := strconv.ParseInt(fields["at:"+field], 10, 64); err == nil {
-			v.InstalledAt = time.UnixMicro(us).UTC()
-		}
-		v.Document, v.Err = parseStored([]byte(text))
-		history = append(history, v)
-	}
-	if len(history) == 0 {
-		return nil, ErrUnknownDependency
-	}
-	slices.SortFunc(history, func(a, b StoredVersion) int { return cmp.Compare(b.Version, a.Version) })
-	return history, nil
-}
-
 // policyKeys are the keys of the scripts, in their order. A dependency's name is plain enough to stand in a key.
 func policyKeys(name string) []string {
-	prefix := "sluice:{" + name + "}:"
-	return []string{prefix + "policy", prefix + "meta", prefix + "s"}
+	return []string{bucket.Prefix(name) + "policy", bucket.MetaKey(name), bucket.StateKey(name)}
 }
 
 // parseStored reads a stored document. What a newer release wrote and this one does not know is an error: a limit
@@ -209,11 +203,4 @@ func unavailable(ctx context.Context, doing string, err error) error {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return fmt.Errorf("%s: %w: %w", doing, bucket.ErrUnavailable, err)
-}
-
-func flag(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }

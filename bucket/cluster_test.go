@@ -114,7 +114,7 @@ func (r *ring) settle(t *testing.T, limits ...*Limit) (*Limiter, string, *Set) {
 		fields = append(fields, "b:"+l.Identity(), fmt.Sprintf("%d %d", epoch-86_400_000_000_000, l.Size))
 	}
 	require.NoError(t, r.client.HSet(context.Background(), MetaKey(name), fields...).Err())
-	require.NoError(t, r.client.HSet(context.Background(), stateKeyOf(Prefix(name)), "installed", 1).Err())
+	require.NoError(t, r.client.HSet(context.Background(), StateKey(name), "installed", 1).Err())
 	limiter := NewStore(r.client, StoreOptions{}).Limiter(name)
 	t.Cleanup(limiter.Close)
 	return limiter, name, NewSet(1, limits, "default")

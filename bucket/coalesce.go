@@ -30,9 +30,11 @@ type CoalescerConfig[Q, A any] struct {
 	Together func(first, q Q) bool
 	// Left is called with the answer to an item whose caller left after its batch was sealed. It may return an item
 	// that undoes what was done; it goes out with the next batch, before all others, and nobody waits for its answer.
-	// If that batch fails with ErrNotRun it goes out with the next one again, three times in all; after other errors it
-	// may have been done and is not repeated. Nil: nothing is undone.
+	// If nothing of that batch was run it goes out with the next one again, three times in all; after other errors it may
+	// have been done and is not repeated. Nil: nothing is undone.
 	Left func(Q, A) (undo Q, ok bool)
+	// NothingRan reports whether an error of Exec means that nothing was run. Nil: ErrNotRun does.
+	NothingRan func(error) bool
 
 	MaxAsks    int // of a batch; 0: 128
 	MaxKeys    int // of a batch; 0: 256
@@ -108,6 +110,9 @@ func NewCoalescer[Q, A any](cfg CoalescerConfig[Q, A]) *Coalescer[Q, A] {
 	cfg.MaxAsks = cmp.Or(cfg.MaxAsks, 128)
 	cfg.MaxKeys = cmp.Or(cfg.MaxKeys, 256)
 	cfg.MaxPending = cmp.Or(cfg.MaxPending, 16384)
+	if cfg.NothingRan == nil {
+		cfg.NothingRan = func(err error) bool { return errors.Is(err, ErrNotRun) }
+	}
 	c := &Coalescer[Q, A]{cfg: cfg}
 	c.idle.L = &c.mu
 	c.lanes.byName = map[string]*waiterLane[Q, A]{}
@@ -376,7 +381,7 @@ func (c *Coalescer[Q, A]) deliver(answers []A, err error) {
 	b := &c.batch
 	if err == nil {
 		answers = answers[len(b.undo):]
-	} else if errors.Is(err, ErrNotRun) { // to give back twice mints capacity, not to give back wastes a little of it
+	} else if c.cfg.NothingRan(err) { // to give back twice mints capacity, not to give back wastes a little of it
 		for _, u := range b.undo {
 			if u.tries++; u.tries < maxUndoTries {
 				c.undo = append(c.undo, u)

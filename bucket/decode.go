@@ -200,6 +200,8 @@ func decode(raw any, batch []*call) ([]reply, time.Time, error) {
 		return nil, time.Time{}, ErrNoPolicy
 	case "changed":
 		return nil, time.Time{}, &ChangedError{Version: d.int()}
+	case "late":
+		return nil, time.Time{}, fmt.Errorf("%w: a later call was faster", ErrUnavailable)
 	case "stale":
 		return nil, time.UnixMicro(d.int()), errStale
 	default:

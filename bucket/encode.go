@@ -17,6 +17,9 @@ func Prefix(dependency string) string { return keyPrefix + dependency + "}:" }
 // MetaKey is the hash of the dependency's policy version, clock and births.
 func MetaKey(dependency string) string { return Prefix(dependency) + "meta" }
 
+// StateKey is the hash of the limits that count for the whole dependency.
+func StateKey(dependency string) string { return stateKeyOf(Prefix(dependency)) }
+
 // stateKeyOf is the hash of the dependency's limits, tenantKeyOf that of one tenant's. What callers name never enters a key
 // raw: 128 bits of its hash do.
 func stateKeyOf(prefix string) string { return prefix + "s" }
@@ -86,9 +89,10 @@ func (e *encoder) reset(now time.Time) {
 	}
 }
 
-// encode returns KEYS and ARGV of a batch, which are the encoder's own. now is the caller's idea of the Redis clock; number,
-// when not empty, makes the call repeatable under the reply key.
-func (e *encoder) encode(now time.Time, version int64, batch []*call, number, replyKey string) (keys []string, args []any) {
+// encode returns KEYS and ARGV of a batch, which are the encoder's own. now is the caller's idea of the Redis clock; version
+// is that of the policy which must be in force, empty: any; number, when not empty, makes the call repeatable under the
+// reply key.
+func (e *encoder) encode(now time.Time, version string, batch []*call, number, replyKey string) (keys []string, args []any) {
 	e.reset(now)
 	var runSet *Set
 	var runShape, runHash, run int
@@ -299,11 +303,11 @@ func (a *Ask) named() bool {
 	return true
 }
 
-// keys is how many keys of the 256 of a batch the ask may add.
+// keys is how many keys of the 256 of a batch the ask may add, besides those that all asks of the dependency share.
 func (a *Ask) keys() int {
 	n := 0
 	if a.Set.tenants {
-		n++
+		n += 1 + a.Set.tenantEnds
 	}
 	if a.Key != "" {
 		n++

@@ -55,7 +55,7 @@ func (p *plant) install(name string) {
 		}
 	}
 	require.NoError(p.t, p.past.HSet(context.Background(), MetaKey(name), fields...).Err())
-	require.NoError(p.t, p.past.HSet(context.Background(), stateKeyOf(Prefix(name)), "installed", 1).Err())
+	require.NoError(p.t, p.past.HSet(context.Background(), StateKey(name), "installed", 1).Err())
 }
 
 // taken is how much of the bucket is gone.

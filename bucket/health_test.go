@@ -24,11 +24,26 @@ func inBubble(t *testing.T, f func(t *testing.T)) {
 type patient struct {
 	*Health
 	changes []bool
+	pass    Pass // the last that was given
 }
+
+func (p *patient) Allow() bool {
+	pass, ok := p.Health.Allow()
+	if ok {
+		p.pass = pass
+	}
+	return ok
+}
+
+// told reports what came of an ask from before any trouble.
+func (p *patient) told(err error) { p.Report(Pass{}, err) }
+
+// probed reports what came of the ask that was allowed last.
+func (p *patient) probed(err error) { p.Report(p.pass, err) }
 
 func newPatient() *patient {
 	p := &patient{}
-	p.Health = NewHealth(time.Now, func(degraded bool) { p.changes = append(p.changes, degraded) })
+	p.Health = NewHealth(NewProbes(time.Now), func(degraded bool) { p.changes = append(p.changes, degraded) })
 	return p
 }
 
@@ -36,9 +51,9 @@ func newPatient() *patient {
 func (p *patient) report(outcomes string) {
 	for _, o := range outcomes {
 		if o == 'o' {
-			p.Report(nil)
+			p.told(nil)
 		} else {
-			p.Report(ErrTimeout)
+			p.told(ErrTimeout)
 		}
 	}
 }
@@ -94,27 +109,26 @@ func TestHealthProbes(t *testing.T) {
 		p.report("xxxxx")
 		time.Sleep(499 * time.Millisecond)
 		require.False(t, p.Allow())
-		p.report("oooo") // asked before the change
-		require.True(t, p.Degraded())
 
 		time.Sleep(time.Millisecond)
 		require.True(t, p.Allow(), "a probe")
 		require.False(t, p.Allow(), "only one")
-		p.report("x")
-		p.report("o") // not the probe's
+		p.report("oooo") // asked before the change, answered while the probe is out
 		require.True(t, p.Degraded())
+		p.probed(ErrTimeout)
+		late := p.pass
 
 		time.Sleep(499 * time.Millisecond)
 		require.False(t, p.Allow())
 		time.Sleep(time.Millisecond)
 		require.True(t, p.Allow(), "the next probe, which says nothing of the store")
-		p.Report(context.Canceled)
+		p.probed(context.Canceled)
 		require.False(t, p.Allow())
 
 		time.Sleep(700 * time.Millisecond)
 		require.True(t, p.Allow())
 		require.Equal(t, []bool{true}, p.changes)
-		p.report("o")
+		p.probed(nil)
 		require.False(t, p.Degraded())
 		require.Equal(t, []bool{true, false}, p.changes)
 
@@ -124,13 +138,50 @@ func TestHealthProbes(t *testing.T) {
 		p.report("x")
 		require.False(t, p.Allow())
 		require.Equal(t, []bool{true, false, true}, p.changes)
-		time.Sleep(500 * time.Millisecond)
-		require.True(t, p.Allow())
-		p.Report(ErrBroken)
-		require.False(t, p.Degraded())
+		p.Report(late, nil)
+		require.True(t, p.Degraded(), "a probe of former trouble")
+		for _, answered := range []error{ErrBroken, ErrFull} {
+			time.Sleep(500 * time.Millisecond)
+			require.True(t, p.Allow())
+			p.probed(answered)
+			require.False(t, p.Degraded())
+			p.report("xxxx") // five more were within this second, but before the probe
+			require.False(t, p.Degraded())
+			p.report("x")
+		}
+	})
+}
 
-		p.report("xxxx") // five more were within this second, but before the probe
-		require.False(t, p.Degraded())
+// TestHealthsShareProbes: however many policies are in trouble, the store is tried twice a second; whoever has no asks is
+// told by those that have, and the process looks by itself where there are none.
+func TestHealthsShareProbes(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		probes := NewProbes(time.Now)
+		one, two := NewHealth(probes, nil), NewHealth(probes, nil)
+		for range 5 {
+			one.Report(Pass{}, ErrTimeout)
+			two.Report(Pass{}, ErrTimeout)
+		}
+		tries := 0
+		for range 20_000 {
+			for _, h := range []*Health{one, two} {
+				if pass, ok := h.Allow(); ok {
+					tries++
+					h.Report(pass, ErrTimeout)
+				}
+			}
+			if probes.Idle() {
+				t.Error("somebody asks")
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.Equal(t, 39, tries)
+		two.Recover()
+		require.True(t, one.Degraded())
+		require.False(t, two.Degraded())
+		time.Sleep(time.Second)
+		require.True(t, probes.Idle())
+		require.False(t, probes.Idle())
 	})
 }
 
@@ -147,13 +198,13 @@ func TestHealthBoundsTries(t *testing.T) {
 					continue
 				}
 				if at := time.Since(start); at >= failed {
-					p.Report(nil)
+					p.probed(nil)
 					if back == 0 {
 						back = at - failed
 					}
 				} else {
 					tries = append(tries, at)
-					p.Report(fmt.Errorf("script: %w: READONLY", ErrNotRun))
+					p.probed(fmt.Errorf("script: %w: READONLY", ErrNotRun))
 				}
 			}
 			time.Sleep(time.Millisecond)
@@ -170,15 +221,15 @@ func TestHealthBoundsTries(t *testing.T) {
 func TestHealthIgnoresWhatSaysNothingOfTheStore(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{context.Canceled, ErrOverloaded, ErrClosed, errors.New("other")} {
-		h := NewHealth(time.Now, nil)
+		h := NewHealth(NewProbes(time.Now), nil)
 		for range 4 {
-			h.Report(ErrUnavailable)
+			h.Report(Pass{}, ErrUnavailable)
 		}
 		for range 10 {
-			h.Report(err)
+			h.Report(Pass{}, err)
 		}
 		require.False(t, h.Degraded(), err)
-		h.Report(ErrUnavailable)
+		h.Report(Pass{}, ErrUnavailable)
 		require.True(t, h.Degraded(), err)
 	}
 }
@@ -188,7 +239,7 @@ func TestHealthFromManyGoroutines(t *testing.T) {
 	var degraded atomic.Bool
 	var changes atomic.Int64
 	var clock atomic.Int64
-	h := NewHealth(func() time.Time { return time.UnixMilli(clock.Load()) }, func(d bool) {
+	h := NewHealth(NewProbes(func() time.Time { return time.UnixMilli(clock.Load()) }), func(d bool) {
 		changes.Add(1)
 		if degraded.Swap(d) == d {
 			t.Error("told the same change twice")
@@ -204,12 +255,12 @@ func TestHealthFromManyGoroutines(t *testing.T) {
 		for range 8 {
 			wg.Go(func() {
 				for range 50 {
-					if h.Allow() {
+					if pass, ok := h.Allow(); ok {
 						allowed.Add(1)
 						if failing {
-							h.Report(ErrUnavailable)
+							h.Report(pass, ErrUnavailable)
 						} else {
-							h.Report(nil)
+							h.Report(pass, nil)
 						}
 					}
 				}
@@ -226,12 +277,12 @@ func TestHealthFromManyGoroutines(t *testing.T) {
 }
 
 func BenchmarkHealth(b *testing.B) {
-	h := NewHealth(time.Now, nil)
+	h := NewHealth(NewProbes(time.Now), nil)
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		for pb.Next() {
-			if h.Allow() {
-				h.Report(nil)
+			if pass, ok := h.Allow(); ok {
+				h.Report(pass, nil)
 			}
 		}
 	})

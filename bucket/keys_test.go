@@ -72,7 +72,7 @@ func TestKeysAreInjectiveOnOneSlot(t *testing.T) {
 		for i, tenant := range tenants {
 			batch[i] = callOf(Ask{Set: set, Tenant: tenant})
 		}
-		keys, _ := newEncoder(Prefix(dependency)).encode(time.Now(), 1, batch, "", "")
+		keys, _ := newEncoder(Prefix(dependency)).encode(time.Now(), "1", batch, "", "")
 		require.Len(rt, keys, 2+len(tenants), "a key for each tenant")
 		seen := map[string]bool{}
 		for _, k := range keys {

@@ -108,17 +108,19 @@ func (l *Limit) field(class string) string {
 	return l.Identity()
 }
 
-// spacing is the time in which the limit yields one unit in the long run: what losers of a crowd are spread by.
+// spacing is the pace at which losers of a crowd are sent back: that at which the limit yields in the long run. What comes
+// all at once, as a window does at its end, is spread over the time for which losers are spread at all.
 func (l *Limit) spacing() Rate {
+	over := func(d time.Duration) Rate { return reduced(l.Size, min(d, MaxAhead).Microseconds()) }
 	switch l.Kind {
 	case TokenBucket:
 		return l.Refill
 	case Concurrency:
-		return reduced(l.Size, l.Hold.Microseconds())
+		return over(l.Hold)
 	case Quota:
-		return reduced(l.Size, l.Every.length().Microseconds())
+		return over(l.Every.length())
 	case SlidingWindow, SlidingLog:
-		return reduced(l.Size, l.Window.Microseconds())
+		return over(l.Window)
 	}
 	return Rate{N: 1, P: 1}
 }
@@ -134,6 +136,8 @@ type Set struct {
 	anchor  anchor
 	ends    bool // some limit keeps ends, which are named by the ask's id
 	tenants bool // some limit's state is kept with the tenant
+
+	tenantEnds int // how many limits keep ends with the tenant
 }
 
 // anchor says whose last slot a new slot may not precede: the dependency's, or where no bucket is dependency-wide, the
@@ -148,11 +152,14 @@ const (
 
 // NewSet compiles the limits of a policy version that apply to the class.
 func NewSet(version int64, limits []*Limit, class string) *Set {
+	return NewWholeSet(version, slices.DeleteFunc(slices.Clone(limits), func(l *Limit) bool { return !l.AppliesTo(class) }), class)
+}
+
+// NewWholeSet compiles all the limits, also those that are confined to other classes: to look at them, and for the verbs on
+// grants of a class that is no more.
+func NewWholeSet(version int64, limits []*Limit, class string) *Set {
 	s := &Set{version: version}
 	for _, l := range limits {
-		if !l.AppliesTo(class) {
-			continue
-		}
 		u := -1
 		if l.Kind != Concurrency {
 			u = s.unitIndex(l.Unit)
@@ -160,7 +167,12 @@ func NewSet(version int64, limits []*Limit, class string) *Set {
 		s.limits = append(s.limits, l)
 		s.fields = append(s.fields, l.field(class))
 		s.unit = append(s.unit, u)
-		s.ends = s.ends || l.Kind == Concurrency || l.Kind == SlidingLog
+		if l.Kind == Concurrency || l.Kind == SlidingLog {
+			s.ends = true
+			if l.ofTenant() {
+				s.tenantEnds++
+			}
+		}
 		s.tenants = s.tenants || l.ofTenant()
 		if l.Kind == TokenBucket {
 			switch {

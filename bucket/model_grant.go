@@ -21,12 +21,11 @@ func (m *model) leave(a *Ask, f *failure, hit []int) Answer {
 		state: 'h', at: f.at, finish: -1, by: -1, reserved: a.Verb == Reserve, class: a.Class, tenant: a.Tenant, key: a.Key,
 	}
 	for _, i := range hit {
-		l := a.Set.limits[i]
 		g.charges = append(g.charges, charged{a.Set.key(i, a.Tenant), f.cost(a.Set, i)})
-		if l.Kind != Concurrency || l.Shadow {
-			continue
-		}
-		if e := f.at + l.Hold.Microseconds(); g.finish < 0 || e < g.finish {
+	}
+	// A shadow limit that had no room holds nothing, and its grant is one all the same.
+	for _, l := range a.Set.limits {
+		if e := f.at + l.Hold.Microseconds(); l.Kind == Concurrency && (g.finish < 0 || e < g.finish) {
 			g.finish = e
 		}
 	}
@@ -115,15 +114,17 @@ func (m *model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
 	}
 }
 
+// free ends the concurrency that a grant holds; it returns whether it had all ended before.
 func (m *model) free(a *Ask, g *grant) bool {
-	live := false
+	live, held := false, false
 	m.each(a, g, func(i int, st counter, c charged) {
 		if a.Set.limits[i].Kind == Concurrency {
 			m.changes(c.key)
+			held = true
 			live = st.(*ends).release(a.ID) || live //nolint:forcetypeassert // a Concurrency's counter is ends
 		}
 	})
-	return live
+	return held && !live
 }
 
 func (m *model) settle(a *Ask, g *grant, ans *Answer) {
@@ -173,10 +174,10 @@ func (m *model) release(a *Ask, g *grant, ans *Answer) {
 	if g.finish < 0 {
 		return
 	}
-	live := m.free(a, g)
+	late := m.free(a, g)
 	g.state = 'l'
 	m.put(a.ID, g)
-	if !live {
+	if late {
 		ans.Outcome = TooLate
 	}
 }
@@ -184,10 +185,12 @@ func (m *model) release(a *Ask, g *grant, ans *Answer) {
 func (m *model) extend(a *Ask, g *grant, ans *Answer) {
 	finish := int64(-1)
 	if g.state == 'h' {
+		slots := false
 		m.each(a, g, func(i int, st counter, c charged) {
 			if a.Set.limits[i].Kind != Concurrency {
 				return
 			}
+			slots = true
 			held := st.(*ends) //nolint:forcetypeassert // as in free
 			if !held.holds(a.ID) {
 				return
@@ -198,6 +201,9 @@ func (m *model) extend(a *Ask, g *grant, ans *Answer) {
 				finish = e
 			}
 		})
+		if !slots && g.finish > m.clock.now { // it was let through by a shadow limit, or the limit is gone
+			finish = g.finish
+		}
 	}
 	if finish < 0 {
 		ans.Outcome = TooLate
@@ -253,7 +259,8 @@ func (m *model) undoTake(a *Ask) {
 		if u := a.Set.unit[i]; u >= 0 {
 			c = a.Costs[u]
 		}
-		if c > 0 && !l.Shadow {
+		// Whether a shadow limit was charged is not known, unless the charge has a name.
+		if c > 0 && (!l.Shadow || l.Kind == Concurrency) {
 			m.changes(a.Set.key(i, a.Tenant))
 			all[i].give(a.slot, c, c, a.ID)
 			tail = tailOf(all[i], tail)

@@ -90,7 +90,7 @@ func TestRunsAreShort(t *testing.T) {
 			for i := range batch {
 				batch[i] = callOf(a)
 			}
-			keys, args := newEncoder(w.limiter.prefix).encode(w.store.Now(), w.version, batch, "", "")
+			keys, args := newEncoder(w.limiter.prefix).encode(w.store.Now(), itoa(w.version), batch, "", "")
 			raw, err := w.store.decide.Run(context.Background(), client, keys, args)
 			require.NoError(t, err)
 			vals, ok := raw.([]any)

@@ -18,12 +18,14 @@ import (
 // triggers the failure modes of a policy.
 var ErrUnavailable = errors.New("store unavailable")
 
-// More precise errors. The first two are ErrUnavailable as well, the others are not.
+// More precise errors. The first three are ErrUnavailable as well, the others are not.
 var (
 	// ErrTimeout: the time that a caller gave has passed. What it asked for may still happen.
 	ErrTimeout = fmt.Errorf("%w: timed out", ErrUnavailable)
 	// ErrNotRun: the store is unavailable and certainly changed nothing, so the same may be sent again.
 	ErrNotRun = fmt.Errorf("%w: nothing was run", ErrUnavailable)
+	// ErrFull: the store answers, but has no memory left for what takes; what gives back still works.
+	ErrFull = fmt.Errorf("%w: out of memory", ErrNotRun)
 	// ErrBroken: the store answered that the script or its arguments are wrong. A repetition fails alike.
 	ErrBroken = errors.New("broken script call")
 	// ErrOverloaded: this process has as many waiting as it allows; nothing was sent.
@@ -133,7 +135,9 @@ func classify(err error) error {
 	switch code {
 	// Refusals of the server's state. Redis refuses a script's first write or none: once it has written, it may write
 	// on whatever happens to memory, disk or role (scriptVerifyWriteCommandAllow and its neighbours in script.c).
-	case "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "OOM", "NOREPLICAS", "BUSY",
+	case "OOM":
+		return ErrFull
+	case "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY",
 		"CLUSTERDOWN", "TRYAGAIN", "MOVED", "ASK", "NOAUTH", "WRONGPASS":
 		return ErrNotRun
 	case "NOPERM":

@@ -158,6 +158,7 @@ func (s *Store) Limiter(dependency string) *Limiter {
 		Size:       (*call).size,
 		Together:   func(first, c *call) bool { return first.asks[0].Set.version == c.asks[0].Set.version },
 		Left:       undoLeft,
+		NothingRan: nothingRan,
 		MaxPending: s.opts.MaxPending,
 	})
 	return l
@@ -221,8 +222,9 @@ const (
 	maxEach = 64
 )
 
-// exec sends one batch. A call that changed nothing is repeated; one that may have run is, once, if that takes nothing
-// twice: because its reply is kept under a number, or because each ask has a key under which its answer is remembered.
+// exec sends one batch. One that may have run is repeated, once, if that takes nothing twice: because its reply is kept
+// under a number, or because each ask has a key under which its answer is remembered. One that was refused is not: what
+// refused it (a replica, a server that loads) refuses it again.
 func (l *Limiter) exec(batch []*call) ([]reply, error) {
 	number, replyKey := "", ""
 	keyed := every(batch, (*Ask).keyed)
@@ -234,19 +236,21 @@ func (l *Limiter) exec(batch []*call) ([]reply, error) {
 	l.flight.Store(f)
 	defer func() { f.took.Store(int64(time.Since(f.begin))) }()
 	now := l.store.Now()
+	mayHaveRun := false
 	for try := 0; ; try++ {
 		replies, at, err := l.send(batch, number, replyKey, now)
 		switch {
 		case err == nil:
-			if keyed && try > 0 {
+			if mayHaveRun && keyed {
 				firstHand(batch, replies)
 			}
 			return replies, nil
-		case try >= 2:
-			return nil, err
-		case errors.Is(err, errStale):
+		case try < 2 && errors.Is(err, errStale):
 			now = at
-		case errors.Is(err, ErrUnavailable) && try == 0 && (keyed || number != "" || errors.Is(err, ErrNotRun)):
+		case try == 0 && errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrNotRun) && (keyed || number != ""):
+			mayHaveRun = true
+		case mayHaveRun && errors.Is(err, ErrNotRun):
+			return nil, fmt.Errorf("%w: a call may have run, and its repetition: %v", ErrUnavailable, err) //nolint:errorlint // not ErrNotRun
 		default:
 			return nil, err
 		}
@@ -254,7 +258,11 @@ func (l *Limiter) exec(batch []*call) ([]reply, error) {
 }
 
 func (l *Limiter) send(batch []*call, number, replyKey string, now time.Time) ([]reply, time.Time, error) {
-	keys, args := l.encoder.encode(now, batch[0].asks[0].Set.version, batch, number, replyKey)
+	version := itoa(batch[0].asks[0].Set.version)
+	if everyVersion(batch) {
+		version = ""
+	}
+	keys, args := l.encoder.encode(now, version, batch, number, replyKey)
 	begin := time.Now()
 	// Callers leave when their time is up; the command is left to finish, because a deadline of milliseconds would drop
 	// and re-dial connections whenever Redis is merely slow.
@@ -285,6 +293,18 @@ func every(batch []*call, is func(*Ask) bool) bool {
 		}
 	}
 	return true
+}
+
+// everyVersion reports whether the batch gives back what departed callers took and does nothing else. It is right whatever
+// policy is in force: it says which limits were charged, and by which of their parameters.
+func everyVersion(batch []*call) bool {
+	return every(batch, func(a *Ask) bool { return a.Verb == Undo })
+}
+
+// nothingRan reports whether the error means that nothing of a batch was done.
+func nothingRan(err error) bool {
+	var changed *ChangedError
+	return errors.Is(err, ErrNotRun) || errors.Is(err, ErrNoPolicy) || errors.As(err, &changed)
 }
 
 // forgotten reports whether nothing is known of the ask but its answer, so that a repetition would take again.

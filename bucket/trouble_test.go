@@ -89,7 +89,7 @@ func TestReadOnlyReplica(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, client.Do(ctx, "REPLICAOF", host, port).Err())
 	require.Eventually(t, func() bool {
-		return client.HExists(ctx, stateKeyOf(Prefix(p.name)), "td:rate").Val()
+		return client.HExists(ctx, StateKey(p.name), "td:rate").Val()
 	}, 20*time.Second, time.Millisecond)
 	limiter := NewStore(client, StoreOptions{}).Limiter(p.name)
 	defer limiter.Close()

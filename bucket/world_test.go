@@ -98,7 +98,7 @@ func (w *world) install(limits []*Limit, first bool) {
 		}
 	}
 	require.NoError(w.t, w.client.HSet(ctx, MetaKey(w.name), fields...).Err())
-	require.NoError(w.t, w.client.HSet(ctx, stateKeyOf(Prefix(w.name)), "installed", 1).Err())
+	require.NoError(w.t, w.client.HSet(ctx, StateKey(w.name), "installed", 1).Err())
 }
 
 func (w *world) set(class string) *Set { return NewSet(w.version, w.limits, class) }

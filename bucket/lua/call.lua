@@ -3,7 +3,7 @@
 -- KEYS  1 meta, 2 the dependency's state hash, then the state hashes of tenants, to which items refer by their place, and
 --       what the script names by itself: grants (<prefix>g:<id>), remembered answers (<prefix>idem:<key>), sets of ends,
 --       the reply's key. All share one slot.
--- ARGV  1 policy version  2 key prefix  3 number of the call, "" where it is never repeated  4 its reply's key
+-- ARGV  1 policy version, "" for any  2 key prefix  3 number of the call, "" where it is never repeated  4 its reply's key
 --       5 number of rows, then 14 values each (limits.lua)
 --       then number of shapes, then for each: anchor (0 none, 1 dependency, 2 tenant), number of charges, then row and
 --       unit (0 none) each; number of units, then the cost of each; 1 or 0: minima follow, one per unit
@@ -15,7 +15,8 @@
 --       v  shape, hash                                     view
 --       u  shape, hash, id, slot, amount of each unit      undo a take
 --       s l x c  shape, hash, id, then s: real cost of each unit (-1 as estimated), x: us   settle release extend cancel
--- Returns {"policy"}: none installed; {"changed", version}; {"stale", TIME}: a quota's windows do not hold TIME;
+-- Returns {"policy"}: none installed; {"changed", version}; {"late"}: a later call of the same reply key has run;
+--       {"stale", TIME}: a quota's windows do not hold TIME;
 --       {"ok", TIME, dependency time, then per item}. Durations in microseconds, -1 never:
 --       0 start in, end in, amount of each unit, per charge: left, reset, wait     admitted
 --       1 available in, retry in, index of the blocking charge (-1 none), per charge: left, reset, wait   refused
@@ -35,12 +36,14 @@ if number ~= '' then
     local n, reply = string.match(raw, '^(%d+) (.*)$')
     if n == number then
       return cjson.decode(reply)
+    elseif tonumber(n) > tonumber(number) then
+      return {'late'} -- its caller has gone on without it
     end
   end
 end
 if not version then
   return {'policy'}
 end
-if str(version) ~= ARGV[1] then
+if ARGV[1] ~= '' and str(version) ~= ARGV[1] then
   return {'changed', str(version)}
 end

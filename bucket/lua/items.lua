@@ -107,8 +107,11 @@ local function leave(it, all, charged, am, waits, at)
     local st = all[charged[i]]
     local u = it.shape.unit[charged[i]]
     charges[i] = {tenant = st.row.tenant, field = st.row.field, amount = u == 0 and 1 or am[u]}
-    if is_grant(st) and not st.row.shadow and (finish < 0 or at + st.row.a < finish) then
-      finish = at + st.row.a
+  end
+  -- A shadow limit that had no room holds nothing, and its grant is one all the same.
+  for j = 1, #all do
+    if is_grant(all[j]) and (finish < 0 or at + all[j].row.a < finish) then
+      finish = at + all[j].row.a
     end
   end
   local from = n

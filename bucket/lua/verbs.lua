@@ -79,15 +79,15 @@ local function is_grant(st)
   return st.kind == SLOTS and st.row.b ~= 1
 end
 
--- free ends the concurrency that a grant holds; it returns whether any of it was still running.
+-- free ends the concurrency that a grant holds; it returns whether it had all ended before.
 local function free(g, sh, h)
-  local live = false
+  local live, held = false, false
   each_charge(g, sh, h, function(st)
     if is_grant(st) then
-      live = slots_release(st, g.id) or live
+      live, held = slots_release(st, g.id) or live, true
     end
   end)
-  return live
+  return held and not live
 end
 
 -- leave_line gives back the place at the end of the line, where the slot was the last one. tail is the last that is left.
@@ -162,10 +162,10 @@ function verb.l(it)
     return put(1)
   end
   if g.finish >= 0 then
-    local live = free(g, it.shape, it.hash)
+    local late = free(g, it.shape, it.hash)
     g.state = 'l'
     grant_write(g)
-    if not live then
+    if late then
       return put(5)
     end
   end
@@ -180,14 +180,19 @@ function verb.x(it)
   end
   local finish
   if g.state == 'h' then
+    local held = false
     each_charge(g, it.shape, it.hash, function(st)
       if is_grant(st) then
+        held = true
         local e = slots_extend(st, g.id, now + it.us)
         if e and (not finish or e < finish) then
           finish = e
         end
       end
     end)
+    if not held and g.finish > now then -- it was let through by a shadow limit, or the limit is gone
+      finish = g.finish
+    end
   end
   if not finish then
     return put(5)
@@ -209,6 +214,10 @@ function verb.c(it)
   end
   if g.state == 's' or not g.reserved or g.at <= now then
     return put(5)
+  end
+  if g.key ~= '-' then
+    -- At once, because it is no declared key: where a cluster moves the slot this may fail, and nothing is written yet.
+    redis.call('DEL', prefix .. 'idem:' .. g.key)
   end
   local tail = 0
   each_charge(g, it.shape, it.hash, function(st, c)
@@ -234,7 +243,8 @@ function verb.u(it)
   for j = 1, #all do
     local st, u = all[j], it.shape.unit[j]
     local amount = u == 0 and 1 or it.amounts[u]
-    if amount > 0 and not st.row.shadow then
+    -- Whether a shadow limit was charged is not known, unless the charge has a name.
+    if amount > 0 and (not st.row.shadow or is_grant(st)) then
       give(st, it.at, amount, amount, it.id)
       tail = tail_of(st, tail)
     end

@@ -59,23 +59,6 @@ func (m *Metrics) Policy(dependency string, version int64, classes []string, lim
 	}
 }
 
-// Forget ends the label values of a dependency whose policy is gone, and its series with them.
-func (m *Metrics) Forget(dependency string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	next := maps.Clone(*m.series.Load())
-	drop(next, dependency)
-	m.series.Store(&next)
-	delete(m.modes, dependency)
-	m.showModes()
-	if m.perDependency {
-		of := prometheus.Labels{"dependency": dependency}
-		m.decisions.DeletePartialMatch(of)
-		m.version.DeletePartialMatch(of)
-		m.dropLimits(of)
-	}
-}
-
 // Decided counts a decision that took that long, and shows what it left of the dependency-wide limits. An empty class is
 // "default".
 func (m *Metrics) Decided(dependency, class string, d *admission.Decision, took time.Duration) {
@@ -85,6 +68,7 @@ func (m *Metrics) Decided(dependency, class string, d *admission.Decision, took 
 	if s == nil || !m.perDependency {
 		return
 	}
+	m.shadow(dependency, d)
 	for i := range d.Limits {
 		l := &d.Limits[i]
 		if !dependencyWide(l.Limit) {
@@ -102,7 +86,18 @@ func (m *Metrics) Decided(dependency, class string, d *admission.Decision, took 
 
 // Counted counts a decision without its time: an item of a batch.
 func (m *Metrics) Counted(dependency, class string, d *admission.Decision) {
-	m.count(dependency, class, d.Reason, sourceIndex(d.Source))
+	if s := m.count(dependency, class, d.Reason, sourceIndex(d.Source)); s != nil && m.perDependency {
+		m.shadow(dependency, d)
+	}
+}
+
+// shadow counts the shadow limits that would have refused.
+func (m *Metrics) shadow(dependency string, d *admission.Decision) {
+	for i := range d.Limits {
+		if l := &d.Limits[i]; l.Limit.Shadow && l.Wait > 0 {
+			m.shadowRefusals.WithLabelValues(dependency, l.Limit.Name).Inc()
+		}
+	}
 }
 
 // Refused counts an ask on which no decision was made.

@@ -6,6 +6,7 @@
 package telemetry
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/sluicehq/sluice/admission"
+	"github.com/sluicehq/sluice/bucket"
 )
 
 // Options set what the metrics look like.
@@ -33,13 +35,16 @@ type Metrics struct {
 	decisions       *prometheus.CounterVec
 	decisionSeconds [nSources]prometheus.Observer
 	storeSeconds    *prometheus.HistogramVec
+	storeErrors     *prometheus.CounterVec
 	storeModes      *prometheus.GaugeVec
 	modeChanges     *prometheus.CounterVec
 	scriptLoads     prometheus.Counter
 	repaired        *prometheus.CounterVec
 	panics          prometheus.Counter
 
-	remaining, usedRatio, refill, version *prometheus.GaugeVec // nil without perDependency
+	// These are nil without perDependency.
+	remaining, usedRatio, refill, version *prometheus.GaugeVec
+	shadowRefusals                        *prometheus.CounterVec
 
 	series atomic.Pointer[map[seriesKey]*series] // replaced as a whole, under mu
 	mu     sync.Mutex
@@ -65,6 +70,9 @@ func New(reg prometheus.Registerer, o Options) *Metrics {
 	m.storeSeconds = f.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "sluice_store_seconds", Help: "Time of one call to the store.", Buckets: latencyBuckets(),
 	}, []string{"op"})
+	m.storeErrors = f.NewCounterVec(prometheus.CounterOpts{
+		Name: "sluice_store_errors_total", Help: "Calls to the store that failed, by what is known of them.",
+	}, []string{"op", "error"})
 	m.storeModes = f.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "sluice_store_mode", Help: "1 while at least one dependency is answered in this mode.",
 	}, []string{"mode"})
@@ -95,6 +103,9 @@ func New(reg prometheus.Registerer, o Options) *Metrics {
 		m.refill = f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "sluice_limit_refill_per_second", Help: "Refill of a dependency-wide token bucket.",
 		}, limit)
+		m.shadowRefusals = f.NewCounterVec(prometheus.CounterOpts{
+			Name: "sluice_shadow_refusals_total", Help: "Asks that a limit with shadow would have refused.",
+		}, limit)
 		m.version = f.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "sluice_policy_version", Help: "Version of the policy in force.",
 		}, []string{"dependency"})
@@ -109,9 +120,24 @@ func New(reg prometheus.Registerer, o Options) *Metrics {
 // Modes lists the modes in which a dependency can be answered, DESIGN P10.
 func Modes() []string { return []string{"redis", "local", "open", "closed"} }
 
-// StoreCall records one call to the store; op is a word of the code.
-func (m *Metrics) StoreCall(op string, took time.Duration) {
+// StoreCall records one call to the store and how it failed; op is a word of the code.
+func (m *Metrics) StoreCall(op string, took time.Duration, err error) {
 	m.storeSeconds.WithLabelValues(op).Observe(took.Seconds())
+	if err == nil {
+		return
+	}
+	kind := "other"
+	switch {
+	case errors.Is(err, bucket.ErrFull):
+		kind = "full"
+	case errors.Is(err, bucket.ErrNotRun):
+		kind = "refused"
+	case errors.Is(err, bucket.ErrUnavailable):
+		kind = "no_answer"
+	case errors.Is(err, bucket.ErrBroken):
+		kind = "broken"
+	}
+	m.storeErrors.WithLabelValues(op, kind).Inc()
 }
 
 // StoreMode records the mode in which a dependency is answered from now on. Saying the same again does nothing; to

@@ -66,9 +66,6 @@ sluice_decisions_total{class="default",dependency="shop",outcome="rejected",reas
 	m.Policy("shop", 8, nil, nil) // counters go on
 	m.Decided("shop", "", decided(admission.ReasonLimit, admission.SourceLocal), time.Millisecond)
 	require.Contains(t, show(t, reg, "sluice_decisions_total"), `source="local"} 3`)
-	m.Forget("shop")
-	require.Empty(t, show(t, reg, "sluice_decisions_total"))
-	require.Empty(t, show(t, reg, "sluice_policy_version"))
 }
 
 // Whatever callers send, the number of series is bounded by the policies.
@@ -125,9 +122,25 @@ sluice_limit_used_ratio{dependency="shop",limit="rate"} 0.25`, show(t, reg, "slu
 
 	m.Policy("shop", 8, nil, []*bucket.Limit{rate}) // what is known of a limit that stays, stays
 	require.Equal(t, `sluice_limit_remaining{dependency="shop",limit="rate"} 30`, show(t, reg, "sluice_limit_remaining"))
-	m.Forget("shop")
+	m.Policy("shop", 9, nil, nil)
 	require.Empty(t, show(t, reg, "sluice_limit_remaining"))
 	require.Empty(t, show(t, reg, "sluice_limit_refill_per_second"))
+}
+
+// TestShadow: what a limit that is tried out would have refused is counted, whoever its state is kept of.
+func TestShadow(t *testing.T) {
+	t.Parallel()
+	reg := prometheus.NewPedanticRegistry()
+	m := telemetry.New(reg, telemetry.Options{})
+	tried := tokens("tried", 3)
+	tried.Per, tried.Shadow = bucket.PerTenant, true
+	m.Policy("shop", 7, nil, []*bucket.Limit{tried, tokens("rate", 40)})
+	require.Empty(t, show(t, reg, "sluice_shadow_refusals_total"))
+	for _, wait := range []time.Duration{0, time.Second, bucket.Forever} {
+		m.Decided("shop", "", decided("", admission.SourceRedis, admission.LimitState{Limit: tried, Wait: wait}), 0)
+		m.Counted("shop", "", decided("", admission.SourceRedis, admission.LimitState{Limit: tried, Wait: wait}))
+	}
+	require.Equal(t, `sluice_shadow_refusals_total{dependency="shop",limit="tried"} 4`, show(t, reg, "sluice_shadow_refusals_total"))
 }
 
 func TestDropDependency(t *testing.T) {
@@ -139,7 +152,6 @@ func TestDropDependency(t *testing.T) {
 		m.Policy(d, 7, nil, []*bucket.Limit{rate})
 		m.Decided(d, "", decided("", admission.SourceRedis, admission.LimitState{Limit: rate, Remaining: 30}), 0)
 	}
-	m.Forget("crm")
 	require.Equal(t, `sluice_decisions_total{class="default",outcome="admitted",reason="",source="redis"} 2`, show(t, reg, "sluice_decisions_total"))
 	families, err := reg.Gather()
 	require.NoError(t, err)
@@ -166,11 +178,13 @@ sluice_store_mode{mode="redis"} 1`, show(t, reg, "sluice_store_mode"))
 sluice_store_mode_changes_total{to="local"} 0
 sluice_store_mode_changes_total{to="open"} 1
 sluice_store_mode_changes_total{to="redis"} 1`, show(t, reg, "sluice_store_mode_changes_total"))
-	m.StoreCall("decide", time.Millisecond)
+	m.StoreCall("decide", time.Millisecond, nil)
+	m.StoreCall("decide", time.Millisecond, fmt.Errorf("script: %w", bucket.ErrFull))
 	m.ScriptLoaded()
 	m.Repaired("meta", 3)
 	m.Panicked()
-	require.Contains(t, show(t, reg, "sluice_store_seconds"), `sluice_store_seconds_count{op="decide"} 1`)
+	require.Contains(t, show(t, reg, "sluice_store_seconds"), `sluice_store_seconds_count{op="decide"} 2`)
+	require.Equal(t, `sluice_store_errors_total{error="full",op="decide"} 1`, show(t, reg, "sluice_store_errors_total"))
 	require.Equal(t, "sluice_script_loads_total 1", show(t, reg, "sluice_script_loads_total"))
 	require.Equal(t, `sluice_repaired_total{what="meta"} 3`, show(t, reg, "sluice_repaired_total"))
 	require.Equal(t, "sluice_panics_total 1", show(t, reg, "sluice_panics_total"))

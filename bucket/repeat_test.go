@@ -1,0 +1,76 @@
+//go:build unix
+
+package bucket
+
+import (
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/sluicehq/sluice/internal/redistest"
+)
+
+// TestRepeatedCallIsRecognised: a numbered call that is repeated has the reply it had, also where the policy has changed in
+// between; one that was overtaken by a later call of its process does nothing, however late it arrives.
+func TestRepeatedCallIsRecognised(t *testing.T) {
+	t.Parallel()
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		w := newWorld(t, client, redistest.Name(t), tokenLimit(10, "1/d"),
+			&Limit{Name: "c", Kind: Concurrency, Per: PerDependency, Size: 10, Hold: 3_600_000_000_000})
+		defer w.close()
+		send := func(number, id string) ([]reply, error) {
+			batch := []*call{callOf(Ask{Set: w.set("default"), ID: id})}
+			keys, args := newEncoder(w.limiter.prefix).encode(w.store.Now(), "1", batch, number, w.limiter.reply)
+			raw, err := w.store.decide.Run(t.Context(), client, keys, args)
+			require.NoError(t, err)
+			replies, _, err := decode(raw, batch)
+			return replies, err
+		}
+		left := func() (left []int64) {
+			for _, st := range w.redis(callOf(Ask{Set: w.set("default"), Verb: View}))[0].answers[0].Limits {
+				left = append(left, st.Remaining)
+			}
+			return left
+		}
+		first, err := send("9", "adm_a")
+		require.NoError(t, err)
+		require.Equal(t, Admitted, first[0].answers[0].Outcome)
+		require.NoError(t, client.HSet(t.Context(), MetaKey(w.name), "v", 2).Err())
+		again, err := send("9", "adm_a")
+		require.NoError(t, err)
+		require.Equal(t, first, again)
+		var changed *ChangedError
+		_, err = send("10", "adm_b")
+		require.ErrorAs(t, err, &changed)
+
+		require.NoError(t, client.HSet(t.Context(), MetaKey(w.name), "v", 1).Err())
+		require.Equal(t, []int64{9, 9}, left())
+		_, err = send("10", "adm_b")
+		require.NoError(t, err)
+		require.Equal(t, []int64{8, 8}, left())
+		_, err = send("9", "adm_c") // numbers, not texts, are compared
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.NotErrorIs(t, err, ErrNotRun)
+		require.Equal(t, []int64{8, 8}, left())
+	})
+}
+
+// TestRefusedRepetitionIsNotProof: a call may have run, and its repetition is refused; nobody is told then that nothing was
+// run, because who believes it gives back twice.
+func TestRefusedRepetitionIsNotProof(t *testing.T) {
+	t.Parallel()
+	p := newPlant(t)
+	p.must(p.ask(Take))
+	for _, a := range []Ask{p.grant(), p.keyed()} {
+		before := p.taken()
+		p.proxy.DropReplies(1)
+		p.proxy.Refuse(true)
+		_, err := p.do(a)
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.NotErrorIs(t, err, ErrNotRun)
+		p.proxy.Refuse(false)
+		require.Equal(t, before+1, p.taken())
+		p.must(p.ask(Take))
+	}
+}
