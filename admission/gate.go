@@ -79,10 +79,11 @@ func NewGate(c GateConfig) *Gate {
 		Clock: c.Clock,
 		Observe: func(op string, took time.Duration, err error) {
 			g.metrics.StoreCall(op, took, err)
-			// Calls of several dependencies end at the same time: each counts the loads since the count before it.
-			for n := g.store.Loads() - loads.Load(); n > 0; n-- {
-				loads.Add(1)
-				g.metrics.ScriptLoaded()
+			// Calls of several dependencies end at the same time: who moves the count says so.
+			for told := loads.Load(); told < g.store.Loads(); told = loads.Load() {
+				if loads.CompareAndSwap(told, told+1) {
+					g.metrics.ScriptLoaded()
+				}
 			}
 		},
 	})

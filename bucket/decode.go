@@ -187,7 +187,8 @@ func (d *decoder) done(a *Ask, ans *Answer) {
 	}
 }
 
-// decode reads the reply to a batch, or says why there is none: ErrNoPolicy, a *ChangedError, a *staleError.
+// decode reads the reply to a batch, or says why there is none: ErrNoPolicy, a *ChangedError, errStale with the
+// time of Redis, or ErrUnavailable where a later call was faster.
 func decode(raw any, batch []*call) ([]reply, time.Time, error) {
 	vals, ok := raw.([]any)
 	if !ok || len(vals) == 0 {

@@ -138,7 +138,7 @@ function verb.s(it)
     if d > 0 then
       give(st, g.at, c.amount, d, g.id)
     elseif d < 0 then
-      -- More is always booked: a bucket and a log now, a window where it was charged.
+      -- More is always booked: in a quota's window of the charge, else now.
       charge(st, st.kind == QUOTA and g.at or now, -d, g.id .. '+')
     end
   end)

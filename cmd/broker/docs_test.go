@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluicehq/sluice/admission"
 	"github.com/sluicehq/sluice/internal/config"
+	"github.com/sluicehq/sluice/internal/telemetry"
 )
 
 // TestDocs_policiesAreRight: what a reader copies from the documentation is a policy file without mistakes.
@@ -62,4 +64,30 @@ func fields(t reflect.Type, names map[string]bool) {
 			fields(f.Type, names)
 		}
 	}
+}
+
+// TestDocs_everyMetricIsDescribed: docs/metrics.md names each metric that there is, and no other.
+func TestDocs_everyMetricIsDescribed(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../docs/metrics.md")
+	require.NoError(t, err)
+	registry := prometheus.NewPedanticRegistry()
+	telemetry.New(registry, telemetry.Options{})
+	described := make(chan *prometheus.Desc, 100)
+	registry.Describe(described)
+	close(described)
+	var want []string
+	for d := range described {
+		_, name, _ := strings.Cut(d.String(), `fqName: "`)
+		name, _, _ = strings.Cut(name, `"`)
+		want = append(want, name)
+	}
+	var got []string
+	for line := range strings.Lines(string(text)) {
+		if name, ok := strings.CutPrefix(line, "| `sluice_"); ok {
+			name, _, _ = strings.Cut(name, "`")
+			got = append(got, "sluice_"+name)
+		}
+	}
+	require.ElementsMatch(t, want, got)
 }

@@ -65,12 +65,27 @@ func variables(settings any, err error) error {
 	for _, one := range all.Errors {
 		if p, ok := errors.AsType[env.ParseError](one); ok {
 			if f, ok := reflect.TypeOf(settings).FieldByName(p.Name); ok {
-				one = fmt.Errorf("%s: %w", f.Tag.Get("env"), p.Err)
+				one = fmt.Errorf("%s must be %s: %w", f.Tag.Get("env"), described(f.Type), p.Err)
 			}
 		}
 		named = append(named, one)
 	}
 	return errors.Join(named...)
+}
+
+// described says in words what a variable of the type holds.
+func described(t reflect.Type) string {
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		return "a duration such as 1.5s"
+	case reflect.TypeFor[slog.Level]():
+		return "debug, info, warn or error"
+	case reflect.TypeFor[bool]():
+		return "true or false"
+	case reflect.TypeFor[int]():
+		return "a whole number"
+	}
+	return "a " + t.String()
 }
 
 // RegisterFlags adds a flag for each setting. What the settings hold before is what a flag that is not given leaves.

@@ -147,8 +147,6 @@ func (s *scanner) check(a *admission.Ask, seen int) error {
 			name = "min_cost"
 		}
 		return s.bad(name, `is for mode "reject" only`)
-	case a.Mode == admission.ModeReserve && a.DryRun:
-		return s.bad("dry_run", `is for mode "reject" only`)
 	}
 	for unit, least := range a.MinCosts {
 		name := "min_costs." + unit
