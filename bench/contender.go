@@ -48,7 +48,7 @@ func redisRate(perSecond int) contender {
 
 // install makes the document the dependency's policy and compiles it.
 func install(ctx context.Context, client redis.UniversalClient, doc admission.DependencyDocument) (*admission.Policy, error) {
-	version, _, err := admission.NewStore(client).Install(ctx, dependency, doc, false)
+	version, _, err := admission.NewStore(client).Install(ctx, dependency, doc, 0)
 	if err != nil {
 		return nil, err
 	}

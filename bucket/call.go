@@ -25,12 +25,28 @@ func (c *call) setOne(a Ask) {
 	c.asks = c.one[:]
 }
 
-// size is what the call adds to a batch.
+// size is what the call adds to a batch: an ask for each four commands that Redis does for it, and its keys.
 func (c *call) size() (asks, keys int) {
 	for i := range c.asks {
+		asks += (c.asks[i].commands() + commandsPerAsk - 1) / commandsPerAsk
 		keys += c.asks[i].keys()
 	}
-	return len(c.asks), keys
+	return asks, keys
+}
+
+// commandsPerAsk is how many commands of Redis an ask of a batch may take, so that no script keeps others waiting.
+const commandsPerAsk = 4
+
+// commands is how many the ask takes at most where it shares nothing with others of its batch.
+func (a *Ask) commands() int {
+	n := commandsPerAsk + a.Set.endsCost
+	if a.Key != "" || a.SettleWithin > 0 || (a.Verb != Take && a.Verb != View) {
+		n += 3 // an answer is remembered, a grant is kept or found
+	}
+	if a.Verb == Reserve {
+		n += a.Set.linesCost
+	}
+	return n
 }
 
 // undoLeft gives back what callers took who left before they heard of it. An idempotency key's answer stays: its caller

@@ -138,6 +138,8 @@ type Set struct {
 	tenants bool // some limit's state is kept with the tenant
 
 	tenantEnds int // how many limits keep ends with the tenant
+	endsCost   int // how many commands of an ask the limits that keep ends add
+	linesCost  int // and those whose slots are ordered within the tenant
 }
 
 // anchor says whose last slot a new slot may not precede: the dependency's, or where no bucket is dependency-wide, the
@@ -169,12 +171,17 @@ func NewWholeSet(version int64, limits []*Limit, class string) *Set {
 		s.unit = append(s.unit, u)
 		if l.Kind == Concurrency || l.Kind == SlidingLog {
 			s.ends = true
+			s.endsCost += 2 // a set is a key of its own, with an end of its own
 			if l.ofTenant() {
 				s.tenantEnds++
+				s.endsCost += 4
 			}
 		}
 		s.tenants = s.tenants || l.ofTenant()
 		if l.Kind == TokenBucket {
+			if l.ofTenant() {
+				s.linesCost += 2
+			}
 			switch {
 			case !l.ofTenant():
 				s.anchor = anchorDependency
