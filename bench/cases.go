@@ -56,7 +56,7 @@ func contests() []contest {
 	hot := func(name string, callers int, goals ...goal) contest {
 		return contest{
 			name: name, callers: callers, capacity: plenty, refill: plenty, goals: goals,
-			contenders: []contender{ours(one, plainAsk), rr, ap},
+			contenders: []contender{ours(one, plainAsk), rr, ap, bare(1, false)},
 		}
 	}
 	empty := func(name string, callers int, goals ...goal) contest {
@@ -68,7 +68,7 @@ func contests() []contest {
 	spread := func(name string, doc admission.DependencyDocument, keys bool, ratio float64) contest {
 		return contest{
 			name: name, callers: 512, goals: []goal{{against: rr.name, ratio: ratio}},
-			contenders: []contender{ours(doc, tenantAsk(256, keys)), rr},
+			contenders: []contender{ours(doc, tenantAsk(256, keys)), rr, bare(256, keys)},
 		}
 	}
 	return []contest{
