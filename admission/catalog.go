@@ -17,9 +17,9 @@ func (g *Gate) Dependencies(ctx context.Context) ([]Summary, error) {
 		names[name] = true
 	}
 	g.mu.RUnlock()
-	if pass, ok := g.healths.of(nil).Allow(); ok {
+	if !g.healths.of(nil).Degraded() {
 		stored, err := g.policies.Names(ctx)
-		g.healths.of(nil).Report(pass, err)
+		g.healths.of(nil).Report(err)
 		for _, name := range stored {
 			names[name] = true
 		}
@@ -58,13 +58,12 @@ func (g *Gate) Dependency(ctx context.Context, name string) (Overview, error) {
 		o := Overview{
 			Summary: p.summary(), Now: g.store.Now(), Classes: p.Classes(), Limits: p.Limits(), StoreMode: g.mode(p),
 		}
-		pass, ok := g.allow(p, true)
-		if !ok {
+		if g.healths.of(p).Degraded() {
 			return o, nil
 		}
 		shared := p.shared()
 		ans, err := e.limiter.Do(ctx, bucket.Ask{Set: shared, Verb: bucket.View}, t.left(g.now(), p.StoreTimeout()))
-		again, err := g.after(ctx, e, p, pass, &t, err)
+		again, err := g.after(ctx, e, p, &t, err)
 		switch {
 		case again:
 		case err == nil:

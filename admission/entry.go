@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,8 @@ const (
 	believeMissing = time.Second
 	// maxMissing bounds the names remembered so.
 	maxMissing = 10_000
+	// refusedAgain is how long a policy that Redis refuses for good, as where a key is of another type, is left alone.
+	refusedAgain = time.Minute
 	// chaseAgain is how long a failed attempt to find the policy in force stands for all who ask.
 	chaseAgain = 500 * time.Millisecond
 )
@@ -48,13 +52,12 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 	case g.now().Before(until):
 		return nil, ErrUnknownDependency
 	}
-	pass, ok := g.healths.of(nil).Allow()
-	if !ok {
+	if g.healths.of(nil).Degraded() {
 		return nil, fmt.Errorf("dependency %.64q: %w", name, bucket.ErrUnavailable)
 	}
 	p, err := g.policies.Load(ctx, name)
 	if errors.Is(err, ErrUnknownDependency) {
-		g.healths.of(nil).Report(pass, nil)
+		g.healths.of(nil).Report(nil)
 		g.mu.Lock()
 		if len(g.missing) >= maxMissing {
 			clear(g.missing)
@@ -63,7 +66,7 @@ func (g *Gate) entry(ctx context.Context, name string) (*entry, error) {
 		g.mu.Unlock()
 		return nil, err
 	}
-	g.healths.of(nil).Report(pass, err)
+	g.healths.of(nil).Report(err)
 	if err != nil {
 		return nil, err
 	}
@@ -94,6 +97,13 @@ func (g *Gate) add(name string, p *Policy) *entry {
 func (g *Gate) replace(e *entry, p *Policy) {
 	e.policy.Store(p)
 	g.inForce(e, p)
+}
+
+// all lists the dependencies that this process knows.
+func (g *Gate) all() []*entry {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return slices.Collect(maps.Values(g.entries))
 }
 
 func (g *Gate) inForce(e *entry, p *Policy) {
@@ -150,19 +160,15 @@ func (g *Gate) Apply(ctx context.Context, doc *Document) error {
 
 // installPending tries to install what Apply could not. It ends with the first that finds the store away.
 func (g *Gate) installPending() {
-	g.mu.RLock()
-	var pending []*entry
-	for _, e := range g.entries {
+	for _, e := range g.all() { // and let go of the gate's lock, which may be taken while an entry's is held
 		e.mu.Lock()
-		if e.pending && g.now().Sub(e.refused) >= lookAtAll {
-			pending = append(pending, e)
-		}
+		due := e.pending && g.now().Sub(e.refused) >= refusedAgain
 		e.mu.Unlock()
-	}
-	g.mu.RUnlock()
-	for _, e := range pending {
+		if !due {
+			continue
+		}
 		err := g.install(g.running, e)
-		g.healths.of(nil).Report(bucket.Pass{}, err)
+		g.healths.of(nil).Report(err)
 		if errors.Is(err, bucket.ErrUnavailable) {
 			return
 		}
@@ -298,6 +304,13 @@ func (g *Gate) catchUp(e *entry, old *Policy) error {
 			slog.String("dependency", e.name), slog.Int64("version", p.version))
 	} else {
 		g.log.InfoContext(g.running, "policy followed", slog.String("dependency", e.name), slog.Int64("version", p.version))
+	}
+	e.mu.Lock()
+	file := e.file
+	e.mu.Unlock()
+	if file != nil && !sameDocument(*file, p.written) {
+		g.log.WarnContext(g.running, "the policy in force is another one than this broker's file has",
+			slog.String("dependency", e.name), slog.Int64("version", p.version))
 	}
 	return nil
 }

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,11 +51,16 @@ type Gate struct {
 	now      func() time.Time
 
 	healths healths
+	full    atomic.Bool    // the store has no memory left
+	probing *bucket.Script // see probe
 
 	mu      sync.RWMutex
 	closed  bool
 	entries map[string]*entry
 	missing map[string]time.Time // names that Redis did not know, and until when that is believed
+
+	looking sync.Mutex
+	look    *look // under way, see Ready
 
 	background sync.WaitGroup
 	stop       context.CancelFunc
@@ -87,7 +90,8 @@ func NewGate(c GateConfig) *Gate {
 			}
 		},
 	})
-	g.healths.probes, g.healths.onChange = bucket.NewProbes(g.now), g.modeChanged
+	g.healths.now, g.healths.onChange = g.now, g.modeChanged
+	g.probing = bucket.NewScript("probe", probeSource)
 	g.running, g.stop = context.WithCancel(context.Background())
 	g.background.Go(g.tend)
 	return g
@@ -100,10 +104,7 @@ func (g *Gate) Close() {
 	g.closed = true
 	g.mu.Unlock()
 	g.background.Wait()
-	g.mu.RLock()
-	entries := slices.Collect(maps.Values(g.entries))
-	g.mu.RUnlock()
-	for _, e := range entries {
+	for _, e := range g.all() {
 		e.limiter.Close()
 	}
 }
@@ -125,31 +126,32 @@ const maxRounds = 3
 // turn counts the rounds of an ask and the time it has for all of them.
 type turn struct {
 	round    int
+	within   time.Duration
 	deadline time.Time
 }
 
 // left is what is left of the time, which begins with the first round.
 func (t *turn) left(now time.Time, within time.Duration) time.Duration {
 	if t.deadline.IsZero() {
-		t.deadline = now.Add(within)
+		t.within, t.deadline = within, now.Add(within)
 	}
 	return max(t.deadline.Sub(now), time.Nanosecond)
 }
 
 // after tells the store's health what came of a round, and where the policy was another one brings the entry to the one
 // in force: again is true then, and the ask is to be compiled anew.
-func (g *Gate) after(ctx context.Context, e *entry, p *Policy, pass bucket.Pass, t *turn, err error) (again bool, _ error) {
+func (g *Gate) after(ctx context.Context, e *entry, p *Policy, t *turn, err error) (again bool, _ error) {
 	t.round++
 	switch {
 	case !policyMoved(err):
 	case t.round == maxRounds:
-		g.report(e, p, pass, nil)
+		g.report(e, t.within, nil)
 		return false, errMoving
 	default:
 		err = g.follow(ctx, e, p, t.deadline)
 		again = err == nil
 	}
-	g.report(e, p, pass, err)
+	g.report(e, t.within, err)
 	return again, err
 }
 
@@ -173,12 +175,11 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 		if never != "" {
 			return p.neverFits(q.Set, never, g.store.Now()), nil
 		}
-		pass, ok := g.allow(p, q.DryRun)
-		if !ok {
+		if g.healths.of(p).Degraded() {
 			return g.withoutStore(p, q, bucket.ErrUnavailable)
 		}
 		ans, err := e.limiter.Do(ctx, q, t.left(g.now(), p.StoreTimeout()))
-		again, err := g.after(ctx, e, p, pass, &t, err)
+		again, err := g.after(ctx, e, p, &t, err)
 		switch {
 		case again:
 		case err == nil:
@@ -206,10 +207,11 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 	}
 	var p *Policy
 	var b batch
+	asked := false
 	for t := (turn{}); ; {
 		now := e.policy.Load()
 		next, err := now.compileBatch(asks, todo, allOrNothing, g.store.Now())
-		if err != nil && len(todo) < len(asks) { // a class that others of the batch have has just been removed
+		if err != nil && asked { // a class that some of the batch have has just been removed, and others were answered
 			return g.restOfBatch(p, b, todo, decisions, err)
 		} else if err != nil {
 			return nil, err
@@ -222,10 +224,10 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 		if len(todo) == 0 {
 			return decisions, nil
 		}
-		pass, ok := g.allow(p, b.asks[0].DryRun)
-		if !ok {
+		if g.healths.of(p).Degraded() {
 			return g.restOfBatch(p, b, todo, decisions, bucket.ErrUnavailable)
 		}
+		t.deadline = time.Time{} // each call that a batch takes has the policy's time
 		within := t.left(g.now(), p.StoreTimeout())
 		var answers []bucket.Answer
 		if allOrNothing {
@@ -233,7 +235,9 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 		} else {
 			answers, err = e.limiter.DoEach(ctx, b.asks, within)
 		}
-		again, err := g.after(ctx, e, p, pass, &t, err)
+		t.deadline = g.now().Add(within)
+		again, err := g.after(ctx, e, p, &t, err)
+		asked = asked || len(answers) > 0
 		for i := range answers {
 			decisions[todo[i]] = p.decision(&b.asks[i], &answers[i])
 		}

@@ -21,12 +21,25 @@ type notes struct {
 	mu       sync.Mutex
 	modes    map[string][]string // by dependency
 	repaired map[string]int
+	version  int64 // of the last policy
 }
 
-func (n *notes) StoreCall(string, time.Duration, error) {}
-func (n *notes) ScriptLoaded()                          {}
+func (*notes) StoreCall(string, time.Duration, error) {}
+func (*notes) ScriptLoaded()                          {}
 
-func (n *notes) Policy(string, int64, []string, []*bucket.Limit) {}
+func (n *notes) Policy(_ string, version int64, _ []string, _ []*bucket.Limit) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.version = version
+}
+
+// mode is how the dependency is answered now.
+func (n *notes) mode(dependency string) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	modes := n.modes[dependency]
+	return modes[len(modes)-1]
+}
 
 func (n *notes) StoreMode(dependency, mode string) {
 	n.mu.Lock()
@@ -348,6 +361,21 @@ func TestGateGrantsOfRemovedClass(t *testing.T) {
 	require.Equal(t, map[string]int64{"slots": 5, "points": 90}, g.left())
 }
 
+// TestGateConfinedSinceThen: a limit is confined to other classes while asks of a class hold it; they release it all the same.
+func TestGateConfinedSinceThen(t *testing.T) {
+	t.Parallel()
+	policy := func(classes string) string {
+		return `{"store": {"timeout": "10s"}, "classes": {"a": {}, "b": {}}, "limits": [
+		  {"name": "slots", "kind": "concurrency", "max": 2, "max_hold": "1h", "classes": [` + classes + `]}]}`
+	}
+	g := newGate(t, redistest.Shared(t), redistest.Name(t), policy(`"a", "b"`))
+	held := g.must(admission.Ask{Class: "b"})
+	g.apply(policy(`"a"`))
+	_, err := g.Grant(t.Context(), g.name, held.ID, admission.GrantOp{Verb: admission.GrantRelease})
+	require.NoError(t, err)
+	require.Equal(t, map[string]int64{"slots": 2}, g.left())
+}
+
 // TestGateShadowConcurrency: a limit that is tried out is used as one in force is: its grants end when they are released.
 func TestGateShadowConcurrency(t *testing.T) {
 	t.Parallel()
@@ -367,4 +395,9 @@ func TestGateShadowConcurrency(t *testing.T) {
 		_, err := g.Grant(t.Context(), g.name, id, admission.GrantOp{Verb: admission.GrantRelease})
 		require.NoError(t, err, "who is let through holds nothing, and may say so")
 	}
+	g.apply(`{"store": {"timeout": "10s"}, "limits": [
+	  {"name": "slots", "kind": "concurrency", "max": 2, "max_hold": "1s", "shadow": true},
+	  {"name": "real", "kind": "concurrency", "max": 2, "max_hold": "1h"}]}`)
+	d := g.must(admission.Ask{})
+	require.Equal(t, time.Hour, d.Grant.ExpiresAt.Sub(d.Now), "a limit that is tried out shortens nothing")
 }

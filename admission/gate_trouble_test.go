@@ -126,6 +126,7 @@ func TestGateOutOfMemory(t *testing.T) {
 	const limits = `{"limits":[{"name":"rate","kind":"token_bucket","capacity":10,"refill":"1/min"},
 		{"name":"slots","kind":"concurrency","max":9,"max_hold":"1h"}],"store":{"timeout":"10s","on_failure":"closed"}}`
 	g := newGate(t, client, "d", limits)
+	require.NoError(t, g.Apply(t.Context(), document(t, map[string]string{"free": hourly(1, `"timeout": "10s", "on_failure": "open"`)})))
 	settled := g.must(admission.Ask{SettleLater: true, Costs: map[string]int64{"requests": 8}})
 	released, extended := g.must(admission.Ask{}), g.must(admission.Ask{})
 	reserved := g.must(admission.Ask{Mode: admission.ModeReserve, Wait: time.Minute})
@@ -147,8 +148,15 @@ func TestGateOutOfMemory(t *testing.T) {
 		require.NoError(t, err, op.Verb)
 	}
 	require.Empty(t, g.Ready(t.Context()), "it is of use to who gives back")
+	for dependency, mode := range map[string]string{"d": "closed", "free": "open"} {
+		o, err := g.Dependency(t.Context(), dependency)
+		require.NoError(t, err)
+		require.Equal(t, mode, o.StoreMode)
+		require.Equal(t, mode, g.notes.mode(dependency), "and everybody can see it")
+	}
 	require.NoError(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	g.must(admission.Ask{})
+	require.Eventually(t, func() bool { return g.notes.mode("d") == "redis" && g.notes.mode("free") == "redis" }, 30*time.Second, 5*time.Millisecond)
 }
 
 // commands is how many commands that try the store a server has been sent.
@@ -243,52 +251,6 @@ func TestGateTriesSeldom(t *testing.T) {
 				}, 30*time.Second, time.Millisecond)
 			}
 			require.Eventually(t, func() bool { return len(g.Ready(t.Context())) == 0 }, 30*time.Second, time.Millisecond)
-		})
-	}
-}
-
-// TestGateNewestPolicyComesBack: Redis loses a policy, or falls back to an earlier state, while processes hold different
-// versions of it. The newest that any of them decided by is in force again, and no number stands for two documents.
-func TestGateNewestPolicyComesBack(t *testing.T) {
-	t.Parallel()
-	for name, lose := range map[string]func(t *testing.T, client *redis.Client, dependency string, older map[string]string){
-		"emptied": func(t *testing.T, client *redis.Client, _ string, _ map[string]string) {
-			require.NoError(t, client.FlushAll(t.Context()).Err())
-		},
-		"rolled back": func(t *testing.T, client *redis.Client, _ string, older map[string]string) {
-			require.NoError(t, client.FlushAll(t.Context()).Err())
-			for key, value := range older {
-				require.NoError(t, client.Restore(t.Context(), key, 0, value).Err())
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			client := redistest.Start(t).Client(t)
-			old, anew := newGate(t, client, "d", hourly(10, patient)), newGate(t, client, "d", "")
-			idle := old.must(admission.Ask{}).PolicyVersion
-			older := map[string]string{}
-			for _, key := range client.Keys(t.Context(), "*").Val() {
-				older[key] = client.Dump(t.Context(), key).Val()
-			}
-			anew.apply(hourly(20, patient))
-			last := anew.must(admission.Ask{}).PolicyVersion
-			require.Greater(t, last, idle)
-			lose(t, client, "d", older)
-			old.ask(admission.Ask{}) // it knows of nothing newer, and brings back what it knows
-			anew.ask(admission.Ask{})
-			for _, g := range []*gate{old, anew} {
-				d := g.ask(admission.Ask{})
-				require.Greater(t, d.PolicyVersion, last)
-				o, err := g.Dependency(t.Context(), "d")
-				require.NoError(t, err)
-				require.Equal(t, int64(20), o.Limits[0].Size)
-			}
-			old.apply(hourly(30, patient))
-			anew.ask(admission.Ask{})
-			o, err := anew.Dependency(t.Context(), "d")
-			require.NoError(t, err)
-			require.Equal(t, int64(30), o.Limits[0].Size, "what is applied later is newer still")
 		})
 	}
 }

@@ -21,26 +21,24 @@ func (g *Gate) Grant(ctx context.Context, dependency, id string, op GrantOp) (Se
 	if !validID(id) {
 		return Settlement{}, ErrUnknownGrant
 	}
-	p := e.policy.Load()
-	pass, ok := g.allow(p, false)
-	if !ok {
+	if g.healths.within(grantTimeout).Degraded() {
 		return Settlement{}, bucket.ErrUnavailable
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, grantTimeout, bucket.ErrTimeout)
 	defer cancel()
 	tenant, class, err := g.holder(ctx, e, id)
 	if err != nil {
-		g.report(e, p, pass, err)
+		g.report(e, grantTimeout, err)
 		return Settlement{}, err
 	}
 	for t := (turn{}); ; {
-		p = e.policy.Load()
+		p := e.policy.Load()
 		q, err := p.compileGrant(id, tenant, class, op)
 		if err != nil {
 			return Settlement{}, err
 		}
 		ans, err := e.limiter.Do(ctx, q, t.left(g.now(), grantTimeout))
-		again, err := g.after(ctx, e, p, pass, &t, err)
+		again, err := g.after(ctx, e, p, &t, err)
 		switch {
 		case again:
 		case err == nil:
@@ -62,11 +60,9 @@ func (g *Gate) holder(ctx context.Context, e *entry, id string) (tenant, class s
 
 // compileGrant turns an operation on a grant of the tenant and class into what the limits are asked.
 func (p *Policy) compileGrant(id, tenant, class string, op GrantOp) (bucket.Ask, error) {
-	set, err := p.Set(tenant, class)
-	if err != nil {
-		// The class was removed since. What it holds is still counted, also by limits that are now others' alone.
-		set = bucket.NewWholeSet(p.version, p.groups[p.byTenant[tenant]].limits, class)
-	}
+	// What is held is counted also by limits that are now confined to other classes, and after the class was removed.
+	set := p.wholeSet(tenant, class)
+	var err error
 	q := bucket.Ask{Set: set, Tenant: tenant, Class: class, ID: id}
 	switch op.Verb {
 	case GrantSettle:

@@ -19,7 +19,8 @@
 -- that holds the current one. Both hashes know the highest number, and so does a process that decided; a new number is
 -- beyond all of them and at least TIME in microseconds, so that it is also beyond every number that was given before all
 -- that knew of it was lost: no server makes a change a microsecond. It is exact in a Lua number, and in JSON, until the
--- year 2255.
+-- year 2255. What this cannot know is a Redis that is new and whose clock is behind: there a number may lie below one that
+-- some process still holds, which brings back its own then.
 
 local policy, meta = KEYS[1], KEYS[2]
 local document, sha, known, of, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -43,15 +44,18 @@ if clk then
 end
 
 local current = tonumber(redis.call('HGET', meta, 'v') or '0') or 0
-if of > 0 and current > 0 then
-  local have = redis.call('HMGET', policy, str(current), 'of:' .. str(current))
-  if have[1] and (tonumber(have[2] or '') or current) >= of then
-    return {current, -1}
-  end
-end
 local head = redis.call('HMGET', policy, 'max', 'sha')
 local highest = tonumber(head[1] or '0') or 0
 local top = math.max(current, highest)
+
+if of > 0 then
+  local there = str(current > 0 and current or highest) -- meta may be lost alone
+  local have = redis.call('HMGET', policy, there, 'of:' .. there)
+  if have[1] and tonumber(have[2] or there) >= of then
+    redis.call('HSET', meta, 'v', there)
+    return {tonumber(there), -1}
+  end
+end
 
 -- A bucket that is new in a dependency that was there before begins empty: who renames a limit, or loses meta, gets no
 -- second capacity.
@@ -71,6 +75,12 @@ for i = 6, #ARGV, 2 do
   local birth = redis.call('HGET', meta, field)
   if not birth or not string.match(birth, '^%d+ %d+$') then
     redis.call('HSET', meta, field, str(born) .. ' ' .. (existed and '0' or ARGV[i + 1]))
+    -- What a former limit of that identity left behind has filled up since.
+    for _, f in ipairs(existed and redis.call('HKEYS', KEYS[3]) or {}) do
+      if f == ARGV[i] or string.sub(f, 1, #ARGV[i] + 1) == ARGV[i] .. '/' then
+        redis.call('HDEL', KEYS[3], f)
+      end
+    end
   end
 end
 if of > 0 then

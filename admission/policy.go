@@ -36,6 +36,7 @@ type group struct{ limits []*bucket.Limit }
 type setKey struct {
 	group int
 	class string
+	whole bool
 }
 
 // Compile checks a document and makes the policy that decides by it. The error is a *ValidationError with every mistake.
@@ -121,6 +122,22 @@ func (p *Policy) Set(tenant, class string) (*bucket.Set, error) {
 	}
 	s, _ := p.sets.LoadOrStore(key, bucket.NewSet(p.version, p.groups[key.group].limits, class))
 	return s.(*bucket.Set), nil
+}
+
+// wholeSet is all the tenant's limits, whatever classes they are confined to. The class need not exist any more.
+func (p *Policy) wholeSet(tenant, class string) *bucket.Set {
+	if class == "" {
+		class = DefaultClass
+	}
+	key := setKey{group: p.byTenant[tenant], class: class, whole: true}
+	if s, ok := p.sets.Load(key); ok {
+		return s.(*bucket.Set)
+	}
+	s := bucket.NewWholeSet(p.version, p.groups[key.group].limits, class)
+	if _, known := p.doc.Classes[class]; known { // of others there may be any number
+		p.sets.Store(key, s)
+	}
+	return s
 }
 
 // Classes lists the known classes, sorted. The slice is shared: do not change it.

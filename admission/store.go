@@ -71,7 +71,10 @@ func (s *Store) Restore(ctx context.Context, p *Policy) (now *Policy, changed bo
 		return nil, false, err
 	}
 	if result == putLater {
-		now, err = s.Load(ctx, p.name)
+		if now, err = s.Load(ctx, p.name); err != nil {
+			return nil, false, err
+		}
+		_, _, err = s.put(ctx, p.name, now.written, now.version, 0) // where births were lost, so are back
 		return now, false, err
 	}
 	if now, err = Compile(p.name, version, p.written); err != nil {
@@ -122,9 +125,8 @@ func (s *Store) put(ctx context.Context, name string, doc DependencyDocument, kn
 	if !okVersion || !okResult {
 		return 0, 0, fmt.Errorf("install policy %s: unexpected reply %v", name, reply)
 	}
-	if err := s.client.SAdd(ctx, namesKey, name).Err(); err != nil {
-		return version, result, unavailable(ctx, "register dependency "+name, err)
-	}
+	// The list of names may lag behind: who looks after it puts back what is not in it.
+	_ = s.client.SAdd(ctx, namesKey, name).Err()
 	return version, result, nil
 }
 
@@ -195,6 +197,16 @@ func parseStored(text []byte) (DependencyDocument, error) {
 		return DependencyDocument{}, errors.New("stored document: more follows its end")
 	}
 	return doc, nil
+}
+
+// sameDocument reports whether both say the same.
+func sameDocument(a, b DependencyDocument) bool {
+	one, err := a.Canonical()
+	if err != nil {
+		return false
+	}
+	other, err := b.Canonical()
+	return err == nil && bytes.Equal(one, other)
 }
 
 // unavailable marks the error of a plain command, which may be repeated whatever it was.

@@ -272,12 +272,14 @@ func (r *ring) assign(t *testing.T, slot int64, to int) {
 // view is who has the slot as a node sees it, and the epochs in which it knows all nodes.
 func (r *ring) view(t *testing.T, node int, slot int64) string {
 	t.Helper()
-	ranges, err := r.nodes[node].ClusterSlots(t.Context()).Result()
+	shards, err := r.nodes[node].ClusterShards(t.Context()).Result()
 	require.NoError(t, err)
 	owner := ""
-	for _, s := range ranges {
-		if int64(s.Start) <= slot && slot <= int64(s.End) {
-			owner = s.Nodes[0].ID
+	for _, shard := range shards {
+		for _, s := range shard.Slots {
+			if s.Start <= slot && slot <= s.End {
+				owner = shard.Nodes[0].ID
+			}
 		}
 	}
 	lines, err := r.nodes[node].ClusterNodes(t.Context()).Result()

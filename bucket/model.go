@@ -1,6 +1,10 @@
 package bucket
 
-import "math"
+import (
+	"maps"
+	"math"
+	"strings"
+)
 
 // model is the limits of one dependency in memory: the same decisions as the script's, by the same rules, in Go. It is
 // the oracle of the tests, and will answer in mode local. It is not safe for concurrent use.
@@ -80,6 +84,11 @@ func (m *model) install(at int64, limits []*Limit) {
 		b, ok := old[l.Identity()]
 		if !ok {
 			b = birth{m.clock.now, 0}
+			// What a former limit of that identity left behind has filled up since. Tenants' states are not looked for.
+			maps.DeleteFunc(m.states, func(k stateKey, _ counter) bool {
+				id, _, _ := strings.Cut(k.field, "/")
+				return !k.tenant && id == l.Identity()
+			})
 		}
 		m.births[l.Identity()] = b
 	}

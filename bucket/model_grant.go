@@ -23,11 +23,17 @@ func (m *model) leave(a *Ask, f *failure, hit []int) Answer {
 	for _, i := range hit {
 		g.charges = append(g.charges, charged{a.Set.key(i, a.Tenant), f.cost(a.Set, i)})
 	}
-	// A shadow limit that had no room holds nothing, and its grant is one all the same.
-	for _, l := range a.Set.limits {
-		if e := f.at + l.Hold.Microseconds(); l.Kind == Concurrency && (g.finish < 0 || e < g.finish) {
-			g.finish = e
+	// Where there are only shadow limits they are tried out as if they were in force, also where they had no room. Else they
+	// shorten nothing.
+	for _, shadow := range []bool{false, true} {
+		finish := g.finish
+		for _, l := range a.Set.limits {
+			e := f.at + l.Hold.Microseconds()
+			if l.Kind == Concurrency && l.Shadow == shadow && g.finish < 0 && (finish < 0 || e < finish) {
+				finish = e
+			}
 		}
+		g.finish = finish
 	}
 	ans := Answer{
 		Now: m.time(), BlockedBy: -1, ID: a.ID, Limits: viewsOf(f.all, f.waits), Taken: f.taken, StartIn: micros(f.at - now),

@@ -222,6 +222,7 @@ func TestP8CrowdSpreads(t *testing.T) {
 		"concurrency":      {[]*Limit{slots}, 100, 90, 70 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			backends(t, func(t *testing.T, client redis.UniversalClient) {
 				w := newWorld(t, client, redistest.Name(t), row.limits...)
 				defer w.close()

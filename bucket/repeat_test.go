@@ -3,7 +3,9 @@
 package bucket
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -73,4 +75,64 @@ func TestRefusedRepetitionIsNotProof(t *testing.T) {
 		require.Equal(t, before+1, p.taken())
 		p.must(p.ask(Take))
 	}
+}
+
+// TestUndoKeepsTheShape: what a departed caller took is given back after the policy has changed, and the state stays what
+// the new policy has made of it.
+func TestUndoKeepsTheShape(t *testing.T) {
+	t.Parallel()
+	sliding := func(kind Kind, window time.Duration) *Limit {
+		return &Limit{Name: "l", Kind: kind, Per: PerTenant, Unit: Requests, Size: 100, Window: window}
+	}
+	quota := func(every Period) *Limit {
+		l := quotaLimit(100, calendar(t, "UTC", every, 0))
+		l.Name, l.Per = "l", PerTenant
+		return l
+	}
+	bucket := func(refill string) *Limit {
+		l := tokenLimit(100, refill)
+		l.Per = PerTenant
+		return l
+	}
+	backends(t, func(t *testing.T, client redis.UniversalClient) {
+		for name, row := range map[string]struct {
+			was, is *Limit
+			pass    time.Duration
+			left    int64
+		}{
+			"hour to day":            {quota(Hour), quota(Day), time.Hour, 95},
+			"day to hour":            {quota(Day), quota(Hour), 0, 95},
+			"hour to day, next day":  {quota(Hour), quota(Day), 24 * time.Hour, 100},
+			"minute to hour":         {sliding(SlidingWindow, time.Minute), sliding(SlidingWindow, time.Hour), 3 * time.Minute, 95},
+			"hour to minute":         {sliding(SlidingWindow, time.Hour), sliding(SlidingWindow, time.Minute), 0, 95},
+			"log, minute to hour":    {sliding(SlidingLog, time.Minute), sliding(SlidingLog, time.Hour), 3 * time.Minute, 95},
+			"slower refill":          {bucket("1/min"), bucket("1/h"), 30 * time.Minute, 95},
+			"faster, in other terms": {bucket("1/h"), bucket("7/3h"), 3 * time.Hour, 100},
+		} {
+			for _, gone := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, state gone %v", name, gone), func(t *testing.T) {
+					w := newWorld(t, client, redistest.Name(t), row.was)
+					defer w.close()
+					a := Ask{Set: w.set("default"), ID: w.id(), Class: "default", Tenant: "t"}
+					undo, ok := undoLeft(callOf(a), w.both(callOf(a))[0])
+					require.True(t, ok)
+					w.install([]*Limit{row.is}, false)
+					if gone {
+						require.NoError(t, client.Del(t.Context(), tenantKeyOf(Prefix(w.name), "t")).Err())
+					}
+					for range 5 {
+						require.Equal(t, Admitted, w.redis(callOf(Ask{Set: w.set("default"), ID: w.id(), Tenant: "t"}))[0].answers[0].Outcome)
+					}
+					w.redis(undo)
+					w.move(row.pass.Microseconds())
+					left := w.redis(callOf(Ask{Set: w.set("default"), Verb: View, Tenant: "t"}))[0].answers[0].Limits[0].Remaining
+					if gone { // the give-back finds what later asks took
+						require.LessOrEqual(t, left, row.left+1)
+					} else {
+						require.Equal(t, row.left, left)
+					}
+				})
+			}
+		}
+	})
 }

@@ -2,6 +2,7 @@ package bucket
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -95,6 +96,14 @@ func (w *world) install(limits []*Limit, first bool) {
 	for _, f := range old {
 		if strings.HasPrefix(f, "b:") && !have[f] {
 			require.NoError(w.t, w.client.HDel(ctx, MetaKey(w.name), f).Err())
+		}
+	}
+	left, err := w.client.HKeys(ctx, StateKey(w.name)).Result()
+	require.NoError(w.t, err)
+	for _, f := range left {
+		id, _, _ := strings.Cut(f, "/")
+		if have["b:"+id] && !slices.Contains(old, "b:"+id) {
+			require.NoError(w.t, w.client.HDel(ctx, StateKey(w.name), f).Err())
 		}
 	}
 	require.NoError(w.t, w.client.HSet(ctx, MetaKey(w.name), fields...).Err())

@@ -75,7 +75,7 @@ local function birth(identity, h)
       whole_since = tonumber(redis.call('HGET', KEYS[2], 'installed') or '')
       if not whole_since then
         whole_since = now
-        redis.call('HSET', KEYS[2], 'installed', str(now))
+        redis.pcall('HSET', KEYS[2], 'installed', str(now)) -- where memory is full, the next call that may write does
       end
     end
     if whole_since >= at then

@@ -108,10 +108,14 @@ local function leave(it, all, charged, am, waits, at)
     local u = it.shape.unit[charged[i]]
     charges[i] = {tenant = st.row.tenant, field = st.row.field, amount = u == 0 and 1 or am[u]}
   end
-  -- A shadow limit that had no room holds nothing, and its grant is one all the same.
-  for j = 1, #all do
-    if is_grant(all[j]) and (finish < 0 or at + all[j].row.a < finish) then
-      finish = at + all[j].row.a
+  -- Where there are only shadow limits they are tried out as if they were in force, also where they had no room. Else they
+  -- shorten nothing.
+  for shadow = 0, 1 do
+    for j = 1, finish < 0 and #all or 0 do
+      local st = all[j]
+      if is_grant(st) and st.row.shadow == (shadow == 1) and (finish < 0 or at + st.row.a < finish) then
+        finish = at + st.row.a
+      end
     end
   end
   local from = n

@@ -46,14 +46,45 @@ local function restore()
   undone = nil
 end
 
+-- as_stored returns the row with the parameters that the state was written with, for a call that is right under any policy:
+-- a state that it changes keeps its shape. nil where there is nothing to change any more.
+local function as_stored(row, raw)
+  if row.kind == SLOTS then
+    return row
+  end
+  local a, b, c, d = string.match(raw or '', '^(%d+) (%d+) ?(%d*) ?(%d*)')
+  a, b, c, d = tonumber(a), tonumber(b), tonumber(c), tonumber(d)
+  if not a or (row.kind == QUOTA and real >= c) then
+    return nil
+  end
+  row = copy(row)
+  if row.kind == TOKEN then
+    row.a, row.b = c, d
+  elseif row.kind == QUOTA then
+    row.a, row.b, row.c, row.d = min(a, real), b, c, c + c - b
+  else
+    row.a = a
+  end
+  return row
+end
+
 local function load_state(row, h, raw)
-  local st = {row = row, kind = row.kind, h = h}
+  local st = {kind = row.kind, h = h}
+  if ARGV[1] == '' then
+    local was = as_stored(row, raw)
+    st.void = not was
+    row = was or row
+  end
+  st.row = row
+  if st.void then
+    raw = nil
+  end
   if row.kind == TOKEN then
     token_load(st, raw)
   elseif row.kind == SLOTS then
     slots_load(st)
   elseif row.kind == QUOTA then
-    if not quota_load(st, raw) then
+    if not quota_load(st, raw) and not st.void then
       stale = true
     end
   else

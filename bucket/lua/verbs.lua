@@ -244,7 +244,7 @@ function verb.u(it)
     local st, u = all[j], it.shape.unit[j]
     local amount = u == 0 and 1 or it.amounts[u]
     -- Whether a shadow limit was charged is not known, unless the charge has a name.
-    if amount > 0 and (not st.row.shadow or is_grant(st)) then
+    if amount > 0 and not st.void and (not st.row.shadow or is_grant(st)) then
       give(st, it.at, amount, amount, it.id)
       tail = tail_of(st, tail)
     end

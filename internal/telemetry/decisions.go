@@ -94,7 +94,7 @@ func (m *Metrics) Counted(dependency, class string, d *admission.Decision) {
 // shadow counts the shadow limits that would have refused.
 func (m *Metrics) shadow(dependency string, d *admission.Decision) {
 	for i := range d.Limits {
-		if l := &d.Limits[i]; l.Limit.Shadow && l.Wait > 0 {
+		if l := &d.Limits[i]; l.Limit.Shadow && l.Wait > 0 && !d.Replayed {
 			m.shadowRefusals.WithLabelValues(dependency, l.Limit.Name).Inc()
 		}
 	}
