@@ -322,3 +322,43 @@ func TestGateCrowdSharesOneChase(t *testing.T) {
 	crowd.Wait()
 	require.Less(t, commands(t, server)-before, 60)
 }
+
+// TestGateBatchOutlivesItsClasses: a class that some of a batch have is removed while the batch goes out in pieces. What was
+// decided by then is told, since it was taken; the others are refused, each by itself.
+func TestGateBatchOutlivesItsClasses(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.NewProxy(t, server.Addr())
+	policy := func(classes string) string {
+		return `{"store": {"timeout": "10s"}, "classes": {"a": {}` + classes + `},
+		  "limits": [{"name": "rate", "kind": "token_bucket", "capacity": 2000, "refill": "1/d"}]}`
+	}
+	g, other := newGate(t, proxy.Client(t), "d", policy(`, "b": {}`)), newGate(t, server.Client(t), "d", "")
+	g.must(admission.Ask{})
+	asks := make([]admission.Ask, 1000)
+	for i := range asks {
+		asks[i].Class = []string{"a", "b"}[i/500]
+	}
+	proxy.Delay(30 * time.Millisecond)
+	var decisions []admission.Decision
+	done := make(chan error)
+	go func() {
+		var err error
+		decisions, err = g.AdmitBatch(t.Context(), "d", asks, false)
+		done <- err
+	}()
+	require.Eventually(t, func() bool { return other.left()["rate"] < 1990 }, 30*time.Second, time.Millisecond)
+	other.apply(policy(""))
+	require.NoError(t, <-done)
+	admitted := 0
+	for i, d := range decisions {
+		if d.Outcome == admission.OutcomeAdmitted {
+			admitted++
+			require.Less(t, i, 500)
+			continue
+		}
+		require.Contains(t, d.Detail, "class")
+	}
+	require.Positive(t, admitted)
+	require.Equal(t, int64(2000-1-admitted), other.left()["rate"])
+}
