@@ -78,7 +78,7 @@ func TestFaults_killed(t *testing.T) {
 	require.Less(t, took, 2*time.Second+time.Second, "2 s, and what a busy machine adds")
 	eventually(t, "ready", b.ready)
 	b.logged("answers again")
-	require.Less(t, b.ask("shut", "").Limits[0].Remaining, int64(990), "what was taken before stays taken")
+	require.Less(t, b.decided("shut").Limits[0].Remaining, int64(990), "what was taken before stays taken")
 }
 
 // TestFaults_frozen: a Redis that hangs is one that is away, and nothing that piled up is done twice.
@@ -95,7 +95,7 @@ func TestFaults_frozen(t *testing.T) {
 	normal(t, b)
 	eventually(t, "ready", b.ready)
 	for _, dependency := range []string{"shut", "free"} {
-		a := b.ask(dependency, "")
+		a := b.decided(dependency)
 		require.GreaterOrEqual(t, a.Limits[0].Remaining, 1000-b.asks(dependency), "an ask takes one token at most")
 	}
 }
