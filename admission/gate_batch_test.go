@@ -128,3 +128,51 @@ func TestGateBatchSizes(t *testing.T) {
 	require.Equal(t, "items[1].dry_run", wrong.Field)
 	require.Equal(t, before-1, g.left()["rate"])
 }
+
+// TestGateSettlesWhatWasNotEstimated: a unit that the estimate put at nothing is booked when it is settled, on every kind.
+func TestGateSettlesWhatWasNotEstimated(t *testing.T) {
+	t.Parallel()
+	for kind, limit := range map[string]string{
+		"bucket": `"kind": "token_bucket", "capacity": 1000, "refill": "1/d"`,
+		"quota":  `"kind": "quota", "limit": 1000, "every": "month"`,
+		"window": `"kind": "sliding_window", "limit": 1000, "window": "24h"`,
+		"log":    `"kind": "sliding_log", "limit": 1000, "window": "24h"`,
+	} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			g := newGate(t, redistest.Shared(t), redistest.Name(t), `{"store": {"timeout": "10s"}, "limits": [
+			  {"name": "rate", "kind": "token_bucket", "capacity": 10, "refill": "1/d"},
+			  {"name": "points", "unit": "points", `+limit+`}]}`)
+			for _, row := range []struct {
+				estimate, real map[string]int64
+				left           map[string]int64
+			}{
+				{nil, map[string]int64{"points": 400}, map[string]int64{"rate": 9, "points": 600}},
+				{nil, map[string]int64{"requests": 1}, map[string]int64{"rate": 8, "points": 600}},
+				{map[string]int64{"requests": 0, "points": 1}, map[string]int64{"requests": 3, "points": 0}, map[string]int64{"rate": 5, "points": 600}},
+				// However much it really was, a log keeps no more of it than fill it.
+				{nil, map[string]int64{"points": 1 << 40}, map[string]int64{"rate": 4, "points": 0}},
+			} {
+				d := g.must(admission.Ask{Costs: row.estimate, SettleLater: true})
+				_, err := g.Grant(t.Context(), g.name, d.ID, admission.GrantOp{Verb: admission.GrantSettle, Costs: row.real})
+				require.NoError(t, err)
+				require.Equal(t, row.left, g.left())
+			}
+			key := "sluice:{" + g.name + "}:s/ld:points:points"
+			require.LessOrEqual(t, g.client.ZCard(t.Context(), key).Val(), int64(1400))
+		})
+	}
+}
+
+// TestGateKeysOfLargeBuckets: what is left of a bucket is told to the last token, however large it is.
+func TestGateKeysOfLargeBuckets(t *testing.T) {
+	t.Parallel()
+	const capacity = 4_000_000_000_000_123
+	g := newGate(t, redistest.Shared(t), redistest.Name(t), `{"store": {"timeout": "10s"}, "limits": [
+	  {"name": "rate", "kind": "token_bucket", "capacity": 4000000000000123, "refill": "1000000/s"}]}`)
+	for i := range int64(2) {
+		d := g.must(admission.Ask{IdempotencyKey: "k"})
+		require.Equal(t, i == 1, d.Replayed)
+		require.Equal(t, int64(capacity-1), d.Limits[0].Remaining)
+	}
+}

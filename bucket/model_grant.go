@@ -23,6 +23,12 @@ func (m *model) leave(a *Ask, f *failure, hit []int) Answer {
 	for _, i := range hit {
 		g.charges = append(g.charges, charged{a.Set.key(i, a.Tenant), f.cost(a.Set, i)})
 	}
+	// What was estimated at nothing is settled too.
+	for i, u := range a.Set.unit {
+		if a.SettleWithin > 0 && u >= 0 && f.taken[u] == 0 {
+			g.charges = append(g.charges, charged{a.Set.key(i, a.Tenant), 0})
+		}
+	}
 	// Where there are only shadow limits they are tried out as if they were in force, also where they had no room. Else they
 	// shorten nothing.
 	for _, shadow := range []bool{false, true} {

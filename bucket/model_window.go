@@ -248,12 +248,13 @@ func (s *ends) first(from, cost int64) int64 {
 
 func member(id string, i int64) string { return id + ":" + itoa(i) }
 
+// take adds no more to a log than fill it by themselves: what is settled to any cost keeps it full as long as its size does.
 func (s *ends) take(at, cost int64, id string) {
 	if !s.log {
 		s.members[id] = at + s.hold
 		return
 	}
-	for i := int64(1); i <= cost; i++ {
+	for i := int64(1); i <= min(cost, s.size); i++ {
 		s.members[member(id, i)] = at + s.hold
 	}
 }

@@ -108,6 +108,13 @@ local function leave(it, all, charged, am, waits, at)
     local u = it.shape.unit[charged[i]]
     charges[i] = {tenant = st.row.tenant, field = st.row.field, amount = u == 0 and 1 or am[u]}
   end
+  -- What was estimated at nothing is settled too.
+  for j = 1, it.settle < 0 and 0 or #all do
+    local u = it.shape.unit[j]
+    if u > 0 and am[u] == 0 then
+      charges[#charges + 1] = {tenant = all[j].row.tenant, field = all[j].row.field, amount = 0}
+    end
+  end
   -- Where there are only shadow limits they are tried out as if they were in force, also where they had no room. Else they
   -- shorten nothing.
   for shadow = 0, 1 do

@@ -139,8 +139,9 @@ end
 -- short_view is what is left of a state and the time until it is untouched.
 local function short_view(r, used)
   local reset = row_bucket[r] and ceil_div(used, row_refill[r]) or row_end[r] - now
+  local left = max(0, floor((row_cap[r] - used) / row_unit[r]))
   -- Where a number becomes text of itself it keeps 14 digits.
-  return max(0, floor((row_cap[r] - used) / row_unit[r])), reset < 1e14 and reset or str(reset)
+  return left < 1e14 and left or str(left), reset < 1e14 and reset or str(reset)
 end
 
 -- short_keyed answers the take with an idempotency key that begins at p; false: not for the short way. Its record is that

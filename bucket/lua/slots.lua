@@ -53,8 +53,10 @@ local function slots_first(st, from, cost)
   return ends[need]
 end
 
+-- take adds no more to a log than fill it by themselves: what is settled to any cost keeps it full as long as its size does.
 local function slots_take(st, at, cost, id)
   st.memo_from = nil
+  cost = min(cost, st.row.size)
   local finish = at + st.row.a
   for i = 1, cost do
     local member = id
