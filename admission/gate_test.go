@@ -401,3 +401,29 @@ func TestGateShadowConcurrency(t *testing.T) {
 	d := g.must(admission.Ask{})
 	require.Equal(t, time.Hour, d.Grant.ExpiresAt.Sub(d.Now), "a limit that is tried out shortens nothing")
 }
+
+// TestGateReleasesWhatIsGone: a limit is gone while a grant holds it, and comes back after the grant was released; it holds
+// nothing then.
+func TestGateReleasesWhatIsGone(t *testing.T) {
+	t.Parallel()
+	policy := func(name string) string {
+		return `{"store": {"timeout": "10s"}, "limits": [
+		  {"name": "` + name + `", "kind": "concurrency", "max": 2, "max_hold": "1h"},
+		  {"name": "own-` + name + `", "kind": "concurrency", "per": "tenant", "max": 2, "max_hold": "1h"},
+		  {"name": "rate", "kind": "token_bucket", "capacity": 10, "refill": "1/h"}]}`
+	}
+	g := newGate(t, redistest.Shared(t), redistest.Name(t), policy("a"))
+	held := g.must(admission.Ask{Tenant: "t"})
+	settled := g.must(admission.Ask{Tenant: "t", SettleLater: true})
+	g.apply(`{"store": {"timeout": "10s"}, "limits": [{"name": "rate", "kind": "token_bucket", "capacity": 10, "refill": "1/h"}]}`)
+	s, err := g.Grant(t.Context(), g.name, held.ID, admission.GrantOp{Verb: admission.GrantRelease})
+	require.NoError(t, err)
+	require.False(t, s.Late)
+	_, err = g.Grant(t.Context(), g.name, settled.ID, admission.GrantOp{Verb: admission.GrantSettle, Costs: map[string]int64{"requests": 1}})
+	require.NoError(t, err)
+	g.apply(policy("a"))
+	require.Equal(t, int64(2), g.left()["a"])
+	for range 2 {
+		g.must(admission.Ask{Tenant: "t"})
+	}
+}

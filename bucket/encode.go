@@ -136,7 +136,7 @@ func (e *encoder) encode(now time.Time, version string, batch []*call, number, r
 }
 
 func (e *encoder) hash(a *Ask) int {
-	if !a.Set.tenants {
+	if !a.Set.tenants && !a.ends() {
 		return 0
 	}
 	h, ok := e.hashes[a.Tenant]
@@ -289,6 +289,9 @@ func (e *encoder) declare(a *Ask, hash int) {
 	}
 }
 
+// ends reports whether the ask may end what was charged to limits that are gone since.
+func (a *Ask) ends() bool { return a.Verb == Settle || a.Verb == Release }
+
 // named reports whether the ask reads or leaves a grant.
 func (a *Ask) named() bool {
 	switch a.Verb {
@@ -306,7 +309,7 @@ func (a *Ask) named() bool {
 // keys is how many keys of the 256 of a batch the ask may add, besides those that all asks of the dependency share.
 func (a *Ask) keys() int {
 	n := 0
-	if a.Set.tenants {
+	if a.Set.tenants || a.ends() {
 		n += 1 + a.Set.tenantEnds
 	}
 	if a.Key != "" {

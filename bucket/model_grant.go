@@ -129,13 +129,20 @@ func (m *model) each(a *Ask, g *grant, f func(i int, st counter, c charged)) {
 // free ends the concurrency that a grant holds; it returns whether it had all ended before.
 func (m *model) free(a *Ask, g *grant) bool {
 	live, held := false, false
+	seen := map[stateKey]bool{}
 	m.each(a, g, func(i int, st counter, c charged) {
 		if a.Set.limits[i].Kind == Concurrency {
 			m.changes(c.key)
-			held = true
+			held, seen[c.key] = true, true
 			live = st.(*ends).release(a.ID) || live //nolint:forcetypeassert // a Concurrency's counter is ends
 		}
 	})
+	for _, c := range g.charges { // a limit that is gone may come back
+		if st, ok := m.states[c.key].(*ends); ok && !seen[c.key] && !st.log {
+			live, held = st.members[a.ID] > m.clock.now || live, true
+			delete(st.members, a.ID)
+		}
+	}
 	return held && !live
 }
 

@@ -79,14 +79,24 @@ local function is_grant(st)
   return st.kind == SLOTS and st.row.b ~= 1
 end
 
--- free ends the concurrency that a grant holds; it returns whether it had all ended before.
+-- free ends the concurrency that a grant holds; it returns whether it had all ended before. A limit that is gone may come
+-- back, so that its ends are looked for as well; a set of concurrency has a name that begins with c.
 local function free(g, sh, h)
-  local live, held = false, false
-  each_charge(g, sh, h, function(st)
+  local live, held, seen = false, false, {}
+  each_charge(g, sh, h, function(st, c)
     if is_grant(st) then
-      live, held = slots_release(st, g.id) or live, true
+      live, held, seen[c] = slots_release(st, g.id) or live, true, true
     end
   end)
+  for i = 1, #g.charges do
+    local c = g.charges[i]
+    if not seen[c] and string.sub(c.field, 1, 1) == 'c' then
+      local key = KEYS[c.tenant and h or 2] .. '/' .. c.field
+      local score = tonumber(redis.call('ZSCORE', key, g.id) or '')
+      redis.call('ZREM', key, g.id)
+      live, held = live or (score ~= nil and score > now), true
+    end
+  end
   return held and not live
 end
 
