@@ -16,6 +16,7 @@ type batch struct {
 	asks     []bucket.Ask
 	todo     []int
 	decided  map[int]Decision
+	never    map[int]string // of those that go out for their key's sake: the limit that they can never fit
 	together bool
 }
 
@@ -28,7 +29,7 @@ func (p *Policy) compileBatch(asks []Ask, todo []int, together bool, now time.Ti
 	if len(asks) == 0 || len(asks) > most {
 		return batch{}, &FieldError{Field: "items", Message: "must hold 1 to " + strconv.Itoa(most) + " asks"}
 	}
-	b := batch{decided: map[int]Decision{}, together: together}
+	b := batch{decided: map[int]Decision{}, never: map[int]string{}, together: together}
 	for _, i := range todo {
 		at := "items[" + strconv.Itoa(i) + "]."
 		q, limit, err := p.compile(&asks[i])
@@ -40,6 +41,9 @@ func (p *Policy) compileBatch(asks []Ask, todo []int, together bool, now time.Ti
 			return batch{}, err
 		case together && asks[i].DryRun != asks[0].DryRun:
 			return batch{}, &FieldError{Field: at + "dry_run", Message: "must be the same for all items of an all-or-nothing batch"}
+		case limit != "" && q.Key != "" && !together:
+			b.never[i] = limit
+			b.asks, b.todo = append(b.asks, q), append(b.todo, i)
 		case limit != "":
 			b.decided[i] = p.neverFits(q.Set, limit, now)
 		default:

@@ -172,7 +172,8 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 		if err != nil {
 			return Decision{}, err
 		}
-		if never != "" {
+		// One with a key may have been admitted when the limit was larger, and is told so again.
+		if never != "" && (q.Key == "" || g.healths.of(p).Degraded()) {
 			return p.neverFits(q.Set, never, g.store.Now()), nil
 		}
 		if g.healths.of(p).Degraded() {
@@ -182,6 +183,8 @@ func (g *Gate) Admit(ctx context.Context, dependency string, a Ask) (Decision, e
 		again, err := g.after(ctx, e, p, &t, err)
 		switch {
 		case again:
+		case never != "" && (err == nil && ans.Outcome == bucket.Refused || errors.Is(err, bucket.ErrUnavailable)):
+			return p.neverFits(q.Set, never, g.store.Now()), nil
 		case err == nil:
 			return p.decision(&q, &ans), nil
 		case errors.Is(err, bucket.ErrUnavailable):
@@ -239,6 +242,10 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 		again, err := g.after(ctx, e, p, &t, err)
 		asked = asked || len(answers) > 0
 		for i := range answers {
+			if limit := b.never[todo[i]]; limit != "" && answers[i].Outcome == bucket.Refused {
+				decisions[todo[i]] = p.neverFits(b.asks[i].Set, limit, g.store.Now())
+				continue
+			}
 			decisions[todo[i]] = p.decision(&b.asks[i], &answers[i])
 		}
 		todo, b.asks = todo[len(answers):], b.asks[len(answers):]
@@ -260,6 +267,10 @@ func (g *Gate) restOfBatch(p *Policy, b batch, todo []int, decisions []Decision,
 	}
 	nothing := len(todo) == len(decisions)
 	for i := range todo {
+		if limit := b.never[todo[i]]; limit != "" {
+			decisions[todo[i]] = p.neverFits(b.asks[i].Set, limit, g.store.Now())
+			continue
+		}
 		d, err := Decision{}, cause
 		if away {
 			d, err = g.withoutStore(p, b.asks[i], cause)

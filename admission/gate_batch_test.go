@@ -176,3 +176,38 @@ func TestGateKeysOfLargeBuckets(t *testing.T) {
 		require.Equal(t, int64(capacity-1), d.Limits[0].Remaining)
 	}
 }
+
+// TestGateKeyOutlivesALowerLimit: an ask was admitted, and then a limit was lowered below its cost. Who asks again by its key
+// is told of the admission; who never was admitted is told that it never fits, Redis or no Redis.
+func TestGateKeyOutlivesALowerLimit(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	g := newGate(t, server.Client(t), "d", hourly(100, `"timeout": "300ms", "on_failure": "open"`))
+	ask := admission.Ask{Costs: map[string]int64{"requests": 60}, IdempotencyKey: "k"}
+	var first admission.Decision
+	require.Eventually(t, func() bool { first = g.must(ask); return first.Source == admission.SourceRedis }, 30*time.Second, time.Millisecond)
+	g.apply(hourly(50, `"timeout": "300ms", "on_failure": "open"`))
+	other := ask
+	other.IdempotencyKey = "other"
+	both := func() []admission.Decision {
+		ds, err := g.AdmitBatch(t.Context(), "d", []admission.Ask{ask, other}, false)
+		require.NoError(t, err)
+		return append(ds, g.ask(ask), g.ask(other))
+	}
+	require.Eventually(t, func() bool { return both()[0].Source == admission.SourceRedis }, 30*time.Second, time.Millisecond)
+	for i, d := range both() {
+		if i%2 == 0 {
+			require.True(t, d.Replayed)
+			require.Equal(t, first.ID, d.ID)
+		} else {
+			require.Equal(t, admission.ReasonCostExceeds, d.Reason)
+		}
+	}
+	server.Stop()
+	for range 4 {
+		for _, d := range both() {
+			require.Equal(t, admission.ReasonCostExceeds, d.Reason)
+		}
+	}
+	server.Cont()
+}
