@@ -22,7 +22,7 @@ const Unbounded = int64(-1)
 
 // WorstCase says for each limit how much it lets through at most in any second, minute and hour: a token bucket of
 // capacity 100 and refill 100/min lets 200 through in its first minute, and a quota twice its size where an interval
-// covers the end of one window and the beginning of the next. Shadow limits are Unbounded.
+// covers the end of one window and the beginning of the next. Shadow limits are Unbounded, as is a bucket that goes into debt.
 func WorstCase(limits []*bucket.Limit) []Worst {
 	out := make([]Worst, len(limits))
 	for i, l := range limits {
@@ -37,7 +37,7 @@ func WorstCase(limits []*bucket.Limit) []Worst {
 }
 
 func worst(l *bucket.Limit, t time.Duration) int64 {
-	if l.Shadow {
+	if l.Shadow || l.Debt {
 		return Unbounded
 	}
 	switch l.Kind {

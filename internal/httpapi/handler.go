@@ -115,7 +115,7 @@ func (h *Handler) routes(gatherer prometheus.Gatherer) *mux.Router {
 	get(dependency, h.dependency)
 	get("/livez", h.livez)
 	get("/readyz", h.readyz)
-	get("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{}).ServeHTTP)
+	get("/metrics", promhttp.HandlerFor(gatherer, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP)
 	get("/openapi.yaml", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/yaml") // RFC 9512
 		_, _ = w.Write(api.OpenAPI())

@@ -309,3 +309,17 @@ func TestOperations(t *testing.T) {
 		require.Equal(t, 200, a.do(request("HEAD", path, "")).status)
 	}
 }
+
+// TestMetricsFormats: who asks for OpenMetrics gets it.
+func TestMetricsFormats(t *testing.T) {
+	t.Parallel()
+	a := newAPI(t, 10)
+	for accept, want := range map[string]string{"": "text/plain", "application/openmetrics-text; version=1.0.0": "application/openmetrics-text"} {
+		r := request("GET", "/metrics", "")
+		r.Header.Set("Accept", accept)
+		w := httptest.NewRecorder() // the check of answers knows no OpenMetrics
+		a.handler.ServeHTTP(w, r)
+		require.Equal(t, 200, w.Code)
+		require.Contains(t, w.Header().Get("Content-Type"), want)
+	}
+}

@@ -127,6 +127,11 @@ func TestRateLimitHeaders(t *testing.T) {
 			policy: `"in-flight";q=8;qu="concurrent-requests"`, limit: `"in-flight";r=0`, retry: "30", x: [3]string{"8", "0", "0"},
 		},
 		{
+			name:   "concurrency, refused until a grant ends",
+			d:      refused(admission.ReasonLimit, 3*time.Second, state(inFlight, 0, 0, 3*time.Second)),
+			policy: `"in-flight";q=8;qu="concurrent-requests"`, limit: `"in-flight";r=0`, retry: "3", x: [3]string{"8", "0", "3"},
+		},
+		{
 			name:   "sliding, of another unit",
 			d:      admitted(state(sliding, 50, 80*time.Second, 0)),
 			policy: `"slide";q=100;w=91;sluice-unit="llm_tokens"`, limit: `"slide";r=50;t=46`, x: [3]string{"100", "50", "80"},

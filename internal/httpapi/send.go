@@ -102,7 +102,11 @@ func (h *Handler) rateLimits(s *scratch, d *admission.Decision) (refused int64) 
 	first := &s.items[0]
 	s.number("X-Ratelimit-Limit", first.state.Limit.Size)
 	s.number("X-Ratelimit-Remaining", first.left)
-	s.number("X-Ratelimit-Reset", ceilSeconds(first.state.Reset))
+	reset := ceilSeconds(first.state.Reset)
+	if first.refuses { // no limit is untouched before who is refused may come back
+		reset = max(reset, ceilSeconds(first.state.Wait))
+	}
+	s.number("X-Ratelimit-Reset", reset)
 	return refused
 }
 
