@@ -257,6 +257,10 @@ func TestGateIdempotency(t *testing.T) {
 	a.APIKeyID = "another"
 	require.False(t, g.must(a).Replayed, "of another API key")
 
+	bare := other.must(admission.Ask{IdempotencyKey: "bare"})
+	spelled := other.must(admission.Ask{IdempotencyKey: "bare", Class: "default", Mode: admission.ModeReject, Costs: map[string]int64{"requests": 1}})
+	require.Equal(t, bare.ID, spelled.ID, "the same ask with its defaults spelled out")
+
 	full := admission.Ask{Costs: map[string]int64{"requests": 9}, IdempotencyKey: "refused"}
 	require.Equal(t, admission.ReasonLimit, g.ask(full).Reason)
 	_, err := g.Grant(t.Context(), g.name, first.ID, admission.GrantOp{Verb: admission.GrantSettle, Costs: map[string]int64{"requests": 0}})

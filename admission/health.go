@@ -75,11 +75,19 @@ func (g *Gate) report(e *entry, within time.Duration, err error) {
 func (g *Gate) modeChanged(timeout time.Duration, degraded bool) {
 	if degraded {
 		g.log.ErrorContext(g.running, "the store does not answer in time; asks are answered by each policy's store.on_failure",
-			slog.String("timeout", timeout.String()))
+			slog.String("timeout", within(timeout)))
 	} else {
-		g.log.InfoContext(g.running, "the store answers again", slog.String("timeout", timeout.String()))
+		g.log.InfoContext(g.running, "the store answers again", slog.String("timeout", within(timeout)))
 	}
 	g.tellModes(func(p *Policy) bool { return p.StoreTimeout() == timeout })
+}
+
+// within says a timeout in words.
+func within(timeout time.Duration) string {
+	if timeout == 0 {
+		return "none"
+	}
+	return timeout.String()
 }
 
 // setFull notes whether Redis has memory left for what is taken. Without, it answers, but not what is asked for: plain asks are

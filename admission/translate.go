@@ -170,7 +170,11 @@ func (p *Policy) key(q *bucket.Ask, a *Ask) {
 	h.Reset()
 	class, mode := orText(a.Class, DefaultClass), orText(a.Mode, ModeReject)
 	fmt.Fprintf(h, "%q %q %q %d %t", a.Tenant, class, mode, a.Wait, a.SettleLater)
-	for _, costs := range []map[string]int64{a.Costs, a.MinCosts} {
+	given := a.Costs
+	if len(given) == 1 && given[bucket.Requests] == 1 {
+		given = nil // what it is where nothing is said
+	}
+	for _, costs := range []map[string]int64{given, a.MinCosts} {
 		for _, unit := range slices.Sorted(maps.Keys(costs)) {
 			fmt.Fprintf(h, " %q=%d", unit, costs[unit])
 		}
