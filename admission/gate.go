@@ -230,15 +230,14 @@ func (g *Gate) AdmitBatch(ctx context.Context, dependency string, asks []Ask, al
 		if g.healths.of(p).Degraded() {
 			return g.restOfBatch(p, b, todo, decisions, bucket.ErrUnavailable)
 		}
-		t.deadline = time.Time{} // each call that a batch takes has the policy's time
-		within := t.left(g.now(), p.StoreTimeout())
+		t.within = p.StoreTimeout() // of each call that the batch takes
 		var answers []bucket.Answer
 		if allOrNothing {
-			answers, err = e.limiter.DoAll(ctx, b.asks, within)
+			answers, err = e.limiter.DoAll(ctx, b.asks, t.within)
 		} else {
-			answers, err = e.limiter.DoEach(ctx, b.asks, within)
+			answers, err = e.limiter.DoEach(ctx, b.asks, t.within)
 		}
-		t.deadline = g.now().Add(within)
+		t.deadline = g.now().Add(t.within)
 		again, err := g.after(ctx, e, p, &t, err)
 		asked = asked || len(answers) > 0
 		for i := range answers {

@@ -202,6 +202,7 @@ func (e *encoder) row(l *Limit, field string) int {
 	if n, ok := e.rows[k]; ok {
 		return n
 	}
+	identity, _, _ := strings.Cut(field, "/") // rather than made anew for each batch
 	sp := l.spacing()
 	var kind int
 	var a, b, c, d, life int64
@@ -226,7 +227,7 @@ func (e *encoder) row(l *Limit, field string) int {
 		life = 3 * l.Window.Milliseconds()
 	}
 	ttl := life + 3*MaxAhead.Milliseconds()
-	e.rowArgs = append(e.rowArgs, kind, flag(l.ofTenant()), field, l.Identity(), flag(l.Shadow), flag(l.OnExceeded == Reject),
+	e.rowArgs = append(e.rowArgs, kind, flag(l.ofTenant()), field, identity, flag(l.Shadow), flag(l.OnExceeded == Reject),
 		l.Size, sp.N, sp.P, ttl, a, b, c, d)
 	e.rows[k] = len(e.rows) + 1
 	return e.rows[k]

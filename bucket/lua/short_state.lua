@@ -4,7 +4,7 @@
 -- no promises and of quotas within the caller's first window. It has the outcome of the general way to the microsecond,
 -- and stands before it because a script makes its functions anew in every call: those of the general way take longer to
 -- make than a whole call takes here. For the same reason a state is no table but one place in several lists. Whatever
--- else occurs is left to the general way, before anything was written.
+-- else occurs is left to the general way, before anything was charged.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
 local now_text = str(now)
 
